@@ -1,0 +1,6 @@
+"""pytest-trainbench: is training on this hardware still as fast, as small and as right as it was?"""
+
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.step import Step
+
+__all__ = ["MeshShape", "Step"]

@@ -1,0 +1,83 @@
+"""The shape of a device mesh: how many ranks a case needs, and how they are split into axes.
+
+A shape is plain data. Only a rank turns it into a ``torch.distributed.DeviceMesh``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+AXES = ("pp", "dp", "cp", "tp")
+"""Mesh axes from the outermost to the innermost. Neighbouring ranks share the innermost axis, so tensor
+parallelism, which communicates most, gets the fastest links; pipeline stages, which communicate least, the slowest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Degrees of parallelism; each is a positive integer.
+
+    ``dp``, ``tp``, ``pp`` and ``cp`` (data, tensor, pipeline, context parallel) multiply to the world size.
+    ``ep`` (expert parallel) takes no ranks of its own: experts are spread over ``dp × cp``, so it must divide that.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            degree = getattr(self, field.name)
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+                raise ValueError(f"mesh axis {field.name!r} needs a positive whole number, not {degree!r}")
+        if (self.dp * self.cp) % self.ep:
+            raise ValueError(f"ep={self.ep} does not divide dp × cp = {self.dp * self.cp}")
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(getattr(self, axis) for axis in AXES)
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Axes that a rank builds, outermost first: those above 1, and always ``dp``."""
+        return {axis: getattr(self, axis) for axis in AXES if axis == "dp" or getattr(self, axis) > 1}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of global ``rank`` on each axis of :attr:`axes`."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a mesh of {self.world_size}")
+        position = {}
+        for axis, degree in reversed(self.axes.items()):
+            rank, position[axis] = divmod(rank, degree)
+        return position
+
+    def __str__(self) -> str:
+        """Short name, for example ``dp2-tp2``; a mesh of one rank is ``dp1``."""
+        parts = [f"{name}{degree}" for name, degree in asdict(self).items() if degree > 1]
+        return "-".join(parts) or "dp1"
+
+    @classmethod
+    def parse(cls, text: str) -> MeshShape:
+        """Inverse of ``str()``."""
+        degrees: dict[str, int] = {}
+        for part in text.split("-"):
+            match = re.fullmatch(r"([a-z]+)(\d+)", part)
+            if match is None or match[1] not in asdict(cls()) or match[1] in degrees:
+                raise ValueError(f"{text!r} is no mesh: expected parts such as dp2-tp2, of {', '.join(asdict(cls()))}")
+            degrees[match[1]] = int(match[2])
+        return cls(**degrees)
+
+    @classmethod
+    def of(cls, value: MeshShape | str | Mapping[str, int] | int) -> MeshShape:
+        """A shape from any spelling of one: itself, ``"dp2-tp2"``, ``{"dp": 2}``, or a data-parallel degree."""
+        if isinstance(value, MeshShape):
+            return value
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, int):
+            return cls(dp=value)
+        return cls(**value)

@@ -1,0 +1,56 @@
+"""The seam between the plugin and whatever is benchmarked: what a step builder returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+"""Number formats of a matrix product's inputs. The peak that a step is held against depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimisation step of a model that is being trained, as one rank sees it.
+
+    run:
+        Does one whole step (forward, backward, optimizer) and returns this rank's loss, a detached scalar tensor
+        still on its device, or ``None`` on a rank that has none (a pipeline stage other than the last). It must
+        neither synchronise nor call ``.item()``: that would be measured.
+    samples, tokens:
+        Processed by one step on *all* ranks together.
+    flops:
+        Floating-point operations of one step on all ranks together by formula, a multiply-add counting as two;
+        ``None`` where no formula is known.
+    counts_flops:
+        Whether ``torch.utils.flop_counter`` over ``run`` sees each operation of the formula exactly once, so that
+        the two can be held against each other. False where the counter cannot see the work (compiled regions) or
+        sees more than the model's (recomputation).
+    dtype:
+        Number format of the step's matrix products, one of :data:`DTYPES`.
+    parameters:
+        Gives the tensors (or this rank's shards of them) that training must change.
+    replicated:
+        Whether ``parameters`` must be equal, bit for bit, on ranks that differ only in their data-parallel position.
+    """
+
+    run: Callable[[], Tensor | None]
+    samples: int
+    tokens: int | None = None
+    flops: float | None = None
+    counts_flops: bool = True
+    dtype: str = "fp32"
+    parameters: Callable[[], Iterable[Tensor]]
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        if self.samples < 1 or (self.tokens is not None and self.tokens < 1):
+            raise ValueError(f"a step needs at least one sample and one token: {self.samples}, {self.tokens}")
+        if self.flops is not None and not self.flops > 0:
+            raise ValueError(f"FLOPs of a step must be above 0, or None where unknown: {self.flops!r}")
