@@ -1,0 +1,57 @@
+"""What the suite in bench_tests/ adds to the plugin: profiles, and the number formats that a device offers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.plugin import device_kind
+
+PROFILES = ("smoke", "seed")
+"""smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--profile", choices=PROFILES, help="size of every case (default: smoke on a CPU, seed on an accelerator)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "profiles(**{name: {profile: values}}): parametrise by profile")
+
+
+def _profile(config: pytest.Config) -> str:
+    return config.getoption("--profile") or ("smoke" if device_kind(config) == "cpu" else "seed")
+
+
+@pytest.hookimpl(trylast=True)  # after the test's own parameters, so that the mesh ends its name: [zero2-dp4]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for marker in metafunc.definition.iter_markers("profiles"):
+        for name, choices in marker.kwargs.items():
+            metafunc.parametrize(name, choices[_profile(metafunc.config)], ids=str, indirect=name == "mesh")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # DeepSpeed picks its accelerator when it is imported, which the ranks' fork server does before they are told.
+    if not session.config.option.collectonly and device_kind(session.config) == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+@pytest.fixture
+def profile(request: pytest.FixtureRequest) -> str:
+    return _profile(request.config)
+
+
+@pytest.fixture
+def amp(hardware: Hardware) -> str:
+    """16-bit format of mixed precision: bf16 where the device has it, else fp16."""
+    return hardware.amp
+
+
+@pytest.fixture
+def full(hardware: Hardware) -> str:
+    """Format of full precision as a user would run it: tf32 products where the device has them, else fp32."""
+    return hardware.full

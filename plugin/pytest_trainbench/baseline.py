@@ -1,0 +1,75 @@
+"""Stored records, one readable file a case: ``<folder>/<hardware id>/<case>.json``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trainbench.case import Case
+from pytest_trainbench.record import Record, dump, read_record
+
+KEPT_OUTCOMES = ("ok", "oom")
+"""What may become a baseline. Running out of memory is a result; a crash or an invalid run is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One case that was stored: where, and what it replaced."""
+
+    path: Path
+    record: Record
+    replaced: Record | None
+
+
+def path_of(folder: Path, hardware: str, case: Case) -> Path:
+    return folder / hardware / f"{case.slug}.json"
+
+
+def load(folder: Path, hardware: str, case: Case) -> Record | None:
+    """The baseline of ``case``, or ``None``. Raises ``ValueError`` for a file that is there but cannot be used."""
+    path = path_of(folder, hardware, case)
+    if not path.exists():
+        return None
+    record = read_record(path)
+    if record.case.id != case.id:
+        raise ValueError(f"{path} holds the baseline of {record.case.id!r}: it was renamed or edited by hand")
+    return record
+
+
+def count(folder: Path, hardware: str) -> int:
+    """How many cases have a baseline on this hardware."""
+    return sum(1 for _ in (folder / hardware).glob("*.json"))
+
+
+def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
+    """Store ``records`` (by case id) and leave every other case as it is.
+
+    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole. Raises
+    ``ValueError``, before anything is written, if one of the records must not become a baseline.
+    """
+    for record in records.values():
+        if record.outcome not in KEPT_OUTCOMES:
+            raise ValueError(f"{record.label} ended {record.outcome!r} and cannot become a baseline: {record.reason}")
+    return [_save(folder, record) for record in records.values()]
+
+
+def _save(folder: Path, record: Record) -> Saved:
+    path = path_of(folder, record.hardware, record.case)
+    try:
+        replaced = load(folder, record.hardware, record.case)
+    except ValueError:
+        replaced = None  # a broken file is what saving anew is the cure for
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(dump(record.to_json()))
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return Saved(path=path, record=record, replaced=replaced)

@@ -1,0 +1,56 @@
+"""Records as pandas tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench.record import Record, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def load(path: str | Path) -> pd.DataFrame:
+    """All records in a file or, at any depth, in a folder: a baseline folder or one written by ``--results``.
+
+    One row a launch, with the columns of :func:`frame`. Raises ``FileNotFoundError`` where there is no such path, and
+    ``ValueError`` naming the file that is no record.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; --results DIR or --save-baseline writes records")
+    return frame(map(read_record, sorted(path.rglob("*.json")) if path.is_dir() else [path]))
+
+
+def frame(records: Iterable[Record]) -> pd.DataFrame:
+    """One row a launch.
+
+    Columns: ``id, label, hardware, mesh, world_size, created, machine, launch`` (from 0), ``outcome, reason``;
+    ``param.<name>`` for each parameter of the case; every metric under its own name with its unit; and
+    ``steady_steps``, the number of steps that the metrics were read from.
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        rows.extend(
+            {
+                "id": record.case.id,
+                "label": record.label,
+                "hardware": record.hardware,
+                "mesh": str(record.case.mesh),
+                "world_size": record.case.mesh.world_size,
+                "created": pd.Timestamp(record.created),
+                "machine": record.environment.get("machine"),
+                "launch": number,
+                "outcome": launch.outcome,
+                "reason": launch.reason,
+                **{f"param.{name}": value for name, value in record.case.params.items()},
+                **launch.metrics,
+                "steady_steps": len(launch.steady_ms),
+            }
+            for number, launch in enumerate(record.launches)
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,224 @@
+"""Start the ranks of a job, wait for all of them, and hand back what they wrote.
+
+One torch elastic agent a launch, in this process; fresh rank processes every time, forked from a server that has the
+heavy libraries imported already. No device is touched in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pytest_trainbench import preload, worker
+from pytest_trainbench.record import Trace
+
+GRACE_S = 10.0
+"""How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
+
+LOG_LINES = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a launch ended: with the traces of all ranks in rank order, or with the outcome and reason of its failure.
+
+    ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
+    of its log.
+    """
+
+    traces: tuple[Trace, ...] = ()
+    outcome: str = "ok"
+    reason: str | None = None
+    detail: str = ""
+
+
+def start_fork_server(modules: str) -> None:
+    """Start importing ``modules`` (space-separated) in the fork server now, so that the first launch need not wait."""
+    import multiprocessing.forkserver as server
+
+    multiprocessing.set_forkserver_preload([preload.__name__])
+    os.environ[preload.VARIABLE] = modules
+    try:
+        server.ensure_running()
+    finally:
+        del os.environ[preload.VARIABLE]
+
+
+def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
+    """Run ``job`` to its end. ``progress`` is told, from another thread, what rank 0 is doing.
+
+    Raises only ``KeyboardInterrupt`` (or dies by the signal that this process was sent), after the ranks are gone.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    job.folder.mkdir(parents=True, exist_ok=True)
+    path = job.write()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.case.mesh.world_size,
+        run_id=job.folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",  # port 0: any that is free
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "logs"), redirects=Std.ALL),
+        # Seconds between asking ranks to stop and killing them; newer torch only.
+        **({"shutdown_timeout": 5} if any(f.name == "shutdown_timeout" for f in fields(LaunchConfig)) else {}),
+    )
+    exit_codes: dict[int, int] = {}
+    stopped_by: int | None = None
+    with _signals_kept(), _quiet_agent(), _watched(job, progress):
+        try:
+            elastic_launch(config, worker.main)(str(path))
+        except ChildFailedError as error:
+            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except SignalException as error:
+            stopped_by = int(error.sigval)
+    _kill_ranks(job.folder)
+    if stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if stopped_by is not None:
+        os.kill(os.getpid(), stopped_by)
+    return _collect(job, exit_codes)
+
+
+def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
+    ranks = range(job.case.mesh.world_size)
+    failures = [
+        worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))
+    ]
+    hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
+    traces = [job.folder / f"trace-{rank}.json" for rank in ranks]
+    if not failures and not hung and all(map(_size, traces)):
+        return Ended(traces=tuple(Trace.from_json(json.loads(path.read_text())) for path in traces))
+
+    # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
+    # the cause even where a peer, cut off, wrote down its own failure first.
+    failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
+    if failures:
+        first = failures[0]
+        reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
+        if first.kind == "timeout":
+            others = [f"rank {rank} was {_phase(job.folder, rank)}" for rank in ranks if rank != first.rank]
+            reason += f"; {', '.join(others)}" if others else ""
+        return Ended(
+            outcome=first.kind,
+            reason=reason,
+            detail=_sections(job, first.rank, first.traceback),
+        )
+    if hung:
+        stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
+        return Ended(
+            outcome="timeout",
+            reason=f"rank {', '.join(map(str, hung))} did not finish within {job.limit_s:g} s",
+            detail=_sections(job, hung[0], stacks),
+        )
+    died = min(exit_codes, default=None)
+    if died is None:
+        missing = [rank for rank, path in zip(ranks, traces, strict=True) if not _size(path)]
+        return Ended(outcome="crash", reason=f"rank {', '.join(map(str, missing))} ended without a trace")
+    code = exit_codes[died]
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return Ended(outcome="crash", reason=f"rank {died} {how} while {_phase(job.folder, died)}", detail=_sections(job, died, ""))
+
+
+def _sections(job: worker.Job, rank: int, cause: str) -> str:
+    logs = sorted((job.folder / "logs").glob(f"**/{rank}/stderr.log"))
+    lines = logs[-1].read_text(errors="replace").splitlines() if logs else []
+    tail = "\n".join(lines[-LOG_LINES:])
+    parts = [cause.strip()]
+    if tail and cause.strip() not in tail:
+        parts.append(f"--- end of the log of rank {rank} ---\n{tail}")
+    elif tail:
+        parts = [tail]
+    return "\n".join(part for part in parts if part)
+
+
+def _short(message: str) -> str:
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _phase(folder: Path, rank: int) -> str:
+    path = folder / f"progress-{rank}"
+    return path.read_text() if _size(path) else "starting"
+
+
+def _kill_ranks(folder: Path) -> None:
+    """The last word: whatever the agent could not stop."""
+    for path in folder.glob("pid-*"):
+        pid = int(path.read_text() or 0)
+        # A pid is reused only after its process was reaped; the command line tells ours from a stranger's.
+        with contextlib.suppress(OSError):
+            if pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``progress`` of each new phase; kill the ranks if the launch outlives its limit."""
+    done = threading.Event()
+    deadline = time.monotonic() + job.limit_s + GRACE_S
+
+    def watch() -> None:
+        shown = ""
+        while not done.wait(0.1):
+            phase = _phase(job.folder, 0)
+            if phase != shown:
+                shown = phase
+                progress(phase)
+            if time.monotonic() > deadline:
+                (job.folder / "hang-0.txt").write_text("the ranks were killed from outside: they did not stop themselves\n")
+                _kill_ranks(job.folder)
+                return
+
+    thread = threading.Thread(target=watch, name="trainbench-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """The agent installs signal handlers and never puts the old ones back."""
+    names = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+    before: dict[signal.Signals, Any] = {name: signal.getsignal(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+@contextlib.contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """The agent logs each failing rank at length; the failure is reported once, by us."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,198 @@
+"""The timed loop, as one rank runs it."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long to measure. ``warmup`` steps are never timed; then steps run for about ``window_s`` seconds, but at
+    least ``min_steps`` and at most ``max_steps`` of them."""
+
+    warmup: int = 8
+    window_s: float = 2.0
+    min_steps: int = 20
+    max_steps: int = 200
+
+    def __post_init__(self) -> None:
+        if self.warmup < 2 or not 2 <= self.min_steps <= self.max_steps or self.window_s <= 0:
+            raise ValueError(f"a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s: {asdict(self)}")
+
+    def steps(self, step_s: float) -> int:
+        """Number of steps to time when one takes about ``step_s`` seconds."""
+        return min(self.max_steps, max(self.min_steps, math.ceil(self.window_s / max(step_s, 1e-6))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Of one rank; see :class:`pytest_trainbench.record.Trace` for the fields."""
+
+    step_ms: list[float]
+    losses: list[float | None]
+    flops_counted: float | None
+    memory: dict[str, int]
+
+
+def run(
+    step: Step,
+    plan: Plan,
+    device: torch.device,
+    *,
+    slowest: Callable[[float], float],
+    phase: Callable[[str], None],
+) -> Timing:
+    """Warm up, decide how many steps to time, time them.
+
+    ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number of steps.
+    ``phase`` is told what begins. Between the first and the last timed step nothing synchronises with the device:
+    a mark is recorded after each step and all marks are read at the end.
+    """
+    clock = _DeviceClock(device) if device.type != "cpu" else _HostClock()
+    losses: list[torch.Tensor | None] = []
+
+    phase("counting FLOPs")
+    counter = _counter(step)
+    with counter or nullcontext():
+        losses.append(step.run())
+
+    phase("warming up")
+    losses.extend(step.run() for _ in range(plan.warmup - 2))
+    clock.synchronize()
+    began = time.perf_counter()
+    losses.append(step.run())
+    clock.synchronize()
+    count = plan.steps(slowest(time.perf_counter() - began))
+
+    phase(f"timing {count} steps")
+    reset_peak_memory(device)
+    # What exists by now is kept for good: taking it out of the collector's sight keeps collections short, as in a
+    # long run, without switching the collector off, which no trainer can rely on.
+    gc.collect()
+    gc.freeze()
+    slowest(0.0)
+    marks = [clock.mark()]
+    for _ in range(count):
+        losses.append(step.run())
+        marks.append(clock.mark())
+    clock.synchronize()
+    gc.unfreeze()
+
+    return Timing(
+        step_ms=[clock.elapsed_ms(before, after) for before, after in zip(marks, marks[1:], strict=False)],
+        losses=[None if loss is None else float(loss) for loss in losses],
+        flops_counted=None if counter is None else float(counter.get_total_flops()),
+        memory=peak_memory(device),
+    )
+
+
+def losses(step: Step, steps: int) -> list[float | None]:
+    """Losses of ``steps`` untimed steps: what a reference run is for."""
+    seen = [step.run() for _ in range(steps)]
+    return [None if loss is None else float(loss) for loss in seen]
+
+
+def digest(parameters: Iterable[torch.Tensor]) -> str:
+    """Fingerprint of the parameters' bits, in order: a hash of each tensor's sum as whole numbers, which, unlike a
+    sum of floats, does not depend on the order of summation."""
+    import torch
+
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = []
+    for parameter in parameters:
+        local = parameter.detach()
+        local = local.to_local() if hasattr(local, "to_local") else local
+        sums.append(local.contiguous().view(widths[local.element_size()]).sum(dtype=torch.int64))
+    values = torch.stack(sums).tolist() if sums else []
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif device.type == "cpu":
+        # Linux: 5 resets the peak resident set (proc_pid_clear_refs(5)). Where that is not allowed, the peak is
+        # that of the process's whole life, which is still what its name says.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    else:
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Bytes since the last reset, each under its own name.
+
+    peak_allocated_bytes: held by live tensors. peak_reserved_bytes: taken from the device by the caching allocator.
+    process_bytes: on an accelerator, all memory of the device that is in use now, as its driver says (context,
+    communication buffers and other processes included); on a CPU, the peak resident set of the process.
+    """
+    import torch
+
+    if device.type == "cpu":
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return {"process_bytes": int(peak[1]) * 1024} if peak else {}
+    memory = torch.cuda if device.type == "cuda" else torch.accelerator
+    found = {
+        "peak_allocated_bytes": memory.max_memory_allocated(device),
+        "peak_reserved_bytes": memory.max_memory_reserved(device),
+    }
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        found["process_bytes"] = total - free
+    return found
+
+
+def _counter(step: Step) -> Any:
+    if step.flops is None or not step.counts_flops:
+        return None
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False)
+
+
+class _DeviceClock:
+    """Events in the device's own queue."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self.device = device
+        self.event = torch.Event
+        self.synchronize = torch.accelerator.synchronize
+
+    def mark(self) -> torch.Event:
+        event = self.event(device=self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_ms(self, before: torch.Event, after: torch.Event) -> float:
+        return before.elapsed_time(after)
+
+
+class _HostClock:
+    """Work on a CPU is done when the call returns."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def elapsed_ms(self, before: int, after: int) -> float:
+        return (after - before) / 1e6

@@ -1,0 +1,149 @@
+"""What is read off a launch, and how each figure is judged: one row a metric."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_trainbench.record import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistical:
+    """Judged against the noise between launches. A change under ``floor`` is never a regression, however certain;
+    where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of the baseline."""
+
+    floor: float
+    tolerance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """Deterministic up to a fraction ``limit`` of the baseline."""
+
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """Any difference counts."""
+
+
+Gate = Statistical | Relative | Exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The steady window of one launch, all ranks: what metrics are read from.
+
+    step_ms: the slowest rank's time of each step. total_s: the slowest rank's time for the whole window.
+    peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown.
+    """
+
+    step_ms: Sequence[float]
+    total_s: float
+    traces: Sequence[Trace]
+    peak_tflops: float | None
+
+    def per_s(self, amount_per_step: float | None) -> float | None:
+        return None if amount_per_step is None else amount_per_step * len(self.step_ms) / self.total_s
+
+    @property
+    def tflops_per_device(self) -> float | None:
+        flops_per_s = self.per_s(self.traces[0].flops)
+        return None if flops_per_s is None else flops_per_s / 1e12 / len(self.traces)
+
+    def peak_bytes(self, kind: str) -> int | None:
+        """Of the rank that needs most."""
+        return max((trace.memory[kind] for trace in self.traces if kind in trace.memory), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not repeatable."""
+
+    title: str
+    unit: str
+    higher_is_better: bool
+    gate: Gate | None
+    read: Callable[[Window], float | None]
+
+
+def counted_flops(traces: Sequence[Trace]) -> float | None:
+    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not count."""
+    counts = [trace.flops_counted for trace in traces]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _mfu(window: Window) -> float | None:
+    tflops = window.tflops_per_device
+    return None if tflops is None or window.peak_tflops is None else tflops / window.peak_tflops
+
+
+METRICS: dict[str, Metric] = {
+    "step_ms": Metric(
+        title="step",
+        unit="ms",
+        higher_is_better=False,
+        gate=Statistical(floor=0.01, tolerance=0.05),
+        read=lambda window: statistics.median(window.step_ms),
+    ),
+    "samples_per_s": Metric(
+        title="samples/s",
+        unit="1/s",
+        higher_is_better=True,
+        gate=None,
+        read=lambda window: window.per_s(window.traces[0].samples),
+    ),
+    "tokens_per_s": Metric(
+        title="tokens/s",
+        unit="1/s",
+        higher_is_better=True,
+        gate=None,
+        read=lambda window: window.per_s(window.traces[0].tokens),
+    ),
+    "peak_allocated_bytes": Metric(
+        title="peak allocated memory",
+        unit="B",
+        higher_is_better=False,
+        gate=Relative(limit=0.005),
+        read=lambda window: window.peak_bytes("peak_allocated_bytes"),
+    ),
+    "peak_reserved_bytes": Metric(
+        title="peak reserved memory",
+        unit="B",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.peak_bytes("peak_reserved_bytes"),
+    ),
+    "process_bytes": Metric(
+        title="memory of the process",
+        unit="B",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.peak_bytes("process_bytes"),
+    ),
+    "flops_per_step": Metric(
+        title="FLOPs",
+        unit="FLOP",
+        higher_is_better=False,
+        gate=Exact(),
+        read=lambda window: counted_flops(window.traces) or window.traces[0].flops,
+    ),
+    "tflops_per_device": Metric(
+        title="TFLOPS per device",
+        unit="TFLOPS",
+        higher_is_better=True,
+        gate=None,
+        read=lambda window: window.tflops_per_device,
+    ),
+    "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=_mfu),
+    "start_s": Metric(
+        title="start",
+        unit="s",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: max(sum(trace.phases_s.values()) for trace in window.traces) - window.total_s,
+    ),
+}

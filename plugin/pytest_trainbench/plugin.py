@@ -1,0 +1,331 @@
+"""The pytest side: options, fixtures, hooks. The only file here that imports pytest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_trainbench import baseline, settings
+from pytest_trainbench.case import Case, builder_path
+from pytest_trainbench.detect import find
+from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Record, dump
+from pytest_trainbench.report import markdown, terminal
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.verdict import OUTCOMES, Verdict
+
+if TYPE_CHECKING:
+    from pytest_trainbench.runner import Reference, Runner
+
+CPU_RANKS = 4
+"""How many ranks share a CPU unless ``--devices`` says otherwise."""
+
+QUIET_S = 30.0
+"""Where there is no terminal to draw on, long work is heard of this often."""
+
+
+class Session:
+    """What one pytest session holds; made once, in ``pytest_configure``."""
+
+    def __init__(self, config: pytest.Config, options: settings.Settings) -> None:
+        self.config = config
+        self.settings = options
+        self.rows: list[Row] = []
+        self.saves: list[baseline.Saved] = []
+        self._hardware: Hardware | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        """What this session runs on. Raises ``pytest.UsageError`` where it is not there."""
+        if self._hardware is None:
+            try:
+                self._hardware = resolve(self.settings.hw, find(self.settings.hw))
+            except HardwareNotFound as error:
+                raise pytest.UsageError(str(error)) from None
+        return self._hardware
+
+    @property
+    def available(self) -> int:
+        """Ranks that can be started."""
+        count = CPU_RANKS if self.hardware.kind == "cpu" else self.hardware.count
+        return count if self.settings.devices is None else min(count, self.settings.devices)
+
+    def runner(self, folder: Callable[[str], Path]) -> Runner:
+        if self._runner is None:
+            from pytest_trainbench.environment import capture
+            from pytest_trainbench.runner import Runner
+
+            self._runner = Runner(
+                settings=self.settings,
+                hardware=self.hardware,
+                environment=capture(self.hardware, self.config.rootpath),
+                folder=folder("trainbench"),
+                import_path=tuple(entry or os.getcwd() for entry in sys.path),
+                progress=self._progress,
+            )
+        return self._runner
+
+    def header(self) -> str:
+        from importlib.metadata import PackageNotFoundError, version
+
+        versions = []
+        for package in ("torch", "deepspeed", "fairscale", "transformers"):
+            with contextlib.suppress(PackageNotFoundError):
+                versions.append(f"{package} {version(package)}")
+        stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
+        where = _relative(self.settings.baseline_dir / self.hardware.id, self.config.rootpath)
+        unknown = "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
+        return (
+            f"{self.hardware.count} × {self.hardware.device_name} [{self.hardware.id}]{unknown}, {', '.join(versions)};"
+            f" {stored} baselines in {where}; launches of each case: {self.settings.launches}"
+        )
+
+    @contextlib.contextmanager
+    def _progress(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Show on the terminal what is running: behind the cursor, and gone when it is done."""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        capture = self.config.pluginmanager.get_plugin("capturemanager")
+        if reporter is None or capture is None:
+            yield lambda _: None
+            return
+        live, heard = reporter.isatty, time.monotonic()
+
+        def tell(phase: str) -> None:
+            nonlocal heard
+            if live:
+                reporter._tw.write(f"\x1b7\x1b[K {name}: {phase}\x1b8", flush=True)
+            elif time.monotonic() - heard > QUIET_S:
+                heard = time.monotonic()
+                reporter.write_line(f"\n  {name}: {phase}")
+
+        with capture.global_and_fixture_disabled():
+            yield tell
+            if live:
+                reporter._tw.write("\x1b[K", flush=True)
+
+
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+
+
+def device_kind(config: pytest.Config) -> str:
+    """``cuda``, ``cpu``, …: what the cases of this session are for. Under ``--collect-only`` a named family needs no
+    device, so that a laptop can list what an A100 would run."""
+    session = config.stash[SESSION]
+    if config.option.collectonly and session.settings.hw != "auto":
+        try:
+            return kind_of(session.settings.hw)
+        except HardwareNotFound as error:
+            raise pytest.UsageError(str(error)) from None
+    return session.hardware.kind
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("trainbench", "training regression benchmarks")
+    for name, option in settings.OPTIONS.items():
+        how: dict[str, Any] = {"action": "store_true"} if option.default is False else {"metavar": option.metavar}
+        group.addoption(settings.flag(name), dest=f"trainbench_{name}", default=None, help=option.help, **how)
+        parser.addini(f"trainbench_{name}", f"default of {settings.flag(name)}", default="")
+    parser.addini("trainbench_preload", "modules that ranks should find imported when they start", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "mesh(**degrees): device mesh of a case, for example mesh(dp=2, tp=2)")
+    try:
+        options = settings.read(
+            {name: config.getoption(f"trainbench_{name}") for name in settings.OPTIONS},
+            os.environ,
+            {name: config.getini(f"trainbench_{name}") for name in [*settings.OPTIONS, "preload"]},
+            config.rootpath,
+        )
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[SESSION] = session = Session(config, options)
+    if options.hw != "auto":
+        # Asked for by name, so said at once whether it is there; "auto" is looked at when a case needs it.
+        device_kind(config) if config.option.collectonly else session.hardware  # noqa: B018
+    if config.pluginmanager.hasplugin("benchmark"):
+        from pytest_trainbench import benchmark_bridge
+
+        config.pluginmanager.register(benchmark_bridge, "trainbench-benchmark-bridge")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start importing the heavy libraries while pytest is still talking."""
+    ours = session.config.stash[SESSION]
+    if session.config.option.collectonly or not any(_is_case(item) for item in session.items):
+        return
+    _ = ours.hardware
+    from pytest_trainbench.launch import start_fork_server
+
+    start_fork_server(ours.settings.preload)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    if config.option.collectonly or not any(map(_is_case, items)):
+        return []
+    return [f"trainbench: {config.stash[SESSION].header()}"]
+
+
+@pytest.fixture(scope="session")
+def hardware(request: pytest.FixtureRequest) -> Hardware:
+    """What this session runs on: see :class:`pytest_trainbench.hardware.Hardware`."""
+    return request.config.stash[SESSION].hardware
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest) -> MeshShape:
+    """The shape of this case's device mesh.
+
+    From an indirect parameter (a ``MeshShape``, ``"dp2-tp2"``, ``{"dp": 2}``), else from ``@pytest.mark.mesh(dp=2)``,
+    else data-parallel over every device (2 ranks on a CPU). Skips where fewer devices are there than it needs.
+    """
+    session = request.config.stash[SESSION]
+    marker = request.node.get_closest_marker("mesh")
+    default = 2 if session.hardware.kind == "cpu" else session.available
+    wanted = getattr(request, "param", None) or (marker.kwargs if marker else default)
+    try:
+        shape = MeshShape.of(wanted)
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{request.node.nodeid}: {error}") from None
+    if shape.world_size > session.available:
+        reason = f"needs {shape.world_size} devices, has {session.available}"
+        session.rows.append(Row(label=_label(request.node), verdict=Verdict(outcome="skipped", reason=reason)))
+        pytest.skip(reason)
+    return shape
+
+
+@pytest.fixture
+def _step_times() -> Callable[[list[float]], None]:
+    """Where step times go besides our own records; replaced when pytest-benchmark is there."""
+    return lambda _: None
+
+
+@pytest.fixture
+def bench(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    _step_times: Callable[[list[float]], None],
+) -> Callable[..., Record]:
+    """Measure one training step and hold it against its baseline.
+
+    ``bench(builder, mesh=mesh, **params)`` starts ``mesh.world_size`` processes, each of which calls
+    ``builder(device_mesh, **params)`` for its :class:`pytest_trainbench.Step`. The test fails on a regression and on
+    anything that cannot be believed. Keywords besides the builder's own:
+
+    ``version``: raise it when the builder starts to do other work under the same parameters.
+    ``plan``: a :class:`pytest_trainbench.Plan`. ``reference``: parameters with which the builder, on one rank, trains
+    the same model unsharded; then losses are compared step by step, within ``loss_tolerance`` (a fraction of how far
+    the reference's loss has fallen).
+    """
+    session = request.config.stash[SESSION]
+
+    def run(
+        builder: str | Callable[..., Any],
+        *,
+        mesh: MeshShape | str,
+        version: int = 1,
+        plan: Plan | None = None,
+        reference: dict[str, Any] | None = None,
+        loss_tolerance: float = 0.05,
+        **params: Any,
+    ) -> Record:
+        if hasattr(request.config, "workerinput"):
+            pytest.fail("a training benchmark needs the machine to itself: run it without -n (pytest-xdist)", pytrace=False)
+        from pytest_trainbench.runner import Reference
+
+        try:
+            case = Case(
+                builder=builder_path(builder),
+                mesh=MeshShape.of(mesh),
+                params=params,
+                version=version,
+                memory_cap_gb=session.settings.memory_cap,
+            )
+            row = session.runner(tmp_path_factory.mktemp).row(
+                case,
+                label=_label(request.node),
+                plan=plan or Plan(),
+                reference=None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
+                accept=_accept(request.node),
+            )
+        except ValueError as error:
+            pytest.fail(str(error), pytrace=False)
+        session.rows.append(row)
+        record = row.record
+        assert record is not None
+        request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
+        for name, value in record.launches[0].metrics.items():
+            request.node.user_properties.append((name, f"{value:.6g}"))
+        if record.outcome == "ok":
+            _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
+        if row.verdict.fails(strict=session.settings.strict):
+            pytest.fail(terminal.failure(row), pytrace=False)
+        return record
+
+    return run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    ours = session.config.stash.get(SESSION, None)
+    if ours is None:
+        return
+    records = [row.record for row in ours.rows if row.record is not None]
+    if ours.settings.save_baseline:
+        keep = {record.case.id: record for record in records if record.outcome in baseline.KEPT_OUTCOMES}
+        ours.saves = baseline.merge(ours.settings.baseline_dir, keep)
+    if ours.settings.results is not None:
+        ours.settings.results.mkdir(parents=True, exist_ok=True)
+        for record in records:
+            path = ours.settings.results / f"{record.case.slug}.json"
+            path.write_text(dump(record.to_json()), encoding="utf-8")
+    if ours.settings.report_md is not None and ours.rows:
+        with ours.settings.report_md.open("a", encoding="utf-8") as file:
+            file.write(markdown.report(ours.rows, ours.header()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ours = terminalreporter.config.stash.get(SESSION, None)
+    if ours is None or not ours.rows:
+        return
+    terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", yellow=_worst(ours.rows) != "passes")
+    terminalreporter.write_line(terminal.summary(ours.rows))
+    if ours.saves:
+        terminalreporter.write_line("")
+        terminalreporter.write_line(terminal.saved(ours.saves))
+
+
+def _worst(rows: list[Row]) -> str:
+    found = {OUTCOMES[row.verdict.outcome] for row in rows}
+    return next((how for how in ("fails", "warns", "skips") if how in found), "passes")
+
+
+def _is_case(item: pytest.Item) -> bool:
+    return "bench" in getattr(item, "fixturenames", ())
+
+
+def _label(item: pytest.Item) -> str:
+    return item.name.removeprefix("test_")
+
+
+def _accept(item: pytest.Item) -> str:
+    """The command line of this run, for this test alone, with the flag that stores what it measures."""
+    config = item.config
+    paths = [str(path) for path in config.known_args_namespace.file_or_dir]
+    options = [arg for arg in config.invocation_params.args if str(arg) not in paths and arg != "--save-baseline"]
+    return shlex.join(["pytest", item.nodeid, *map(str, options), "--save-baseline"])
+
+
+def _relative(path: Path, root: Path) -> str:
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

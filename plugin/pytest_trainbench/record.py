@@ -1,0 +1,175 @@
+"""What was measured: traces (one a rank), launches (one a process launch), records (one a case). All JSON-able."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_trainbench.case import Case
+
+SCHEMA = 1
+"""Version of the stored format; raised together with a migration in :mod:`pytest_trainbench.baseline`."""
+
+LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What one rank saw of one launch; written by the rank as JSON.
+
+    step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where this
+    rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step on all ranks
+    by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name. phases_s: seconds by
+    phase.
+    """
+
+    rank: int
+    coordinates: dict[str, int]
+    step_ms: list[float]
+    losses: list[float | None]
+    samples: int
+    tokens: int | None
+    flops: float | None
+    flops_counted: float | None
+    dtype: str
+    replicated: bool
+    digest_before: str
+    digest_after: str
+    memory: dict[str, int]
+    phases_s: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trace:
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One process launch, its ranks reduced: the unit of evidence.
+
+    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the steady
+    window that ``metrics`` (values by metric name) were read from. losses are the mean over data-parallel ranks, from
+    the first step on. ``reason`` says why ``outcome`` is not ``ok``.
+    """
+
+    outcome: str = "ok"
+    reason: str | None = None
+    step_ms: list[float] = field(default_factory=list)
+    steady_from: int = 0
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in LAUNCH_OUTCOMES:
+            raise ValueError(f"a launch ends as one of {', '.join(LAUNCH_OUTCOMES)}, not {self.outcome!r}")
+        if (self.outcome == "ok") != (self.reason is None):
+            raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
+        if self.outcome == "ok":
+            broken = {name: value for name, value in self.metrics.items() if not math.isfinite(value)}
+            if broken or not self.step_ms or min(self.step_ms) <= 0:
+                raise ValueError(f"an ok launch has finite metrics and step times above 0, not {broken or self.step_ms}")
+
+    @property
+    def steady_ms(self) -> list[float]:
+        return self.step_ms[self.steady_from :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """All launches of one case in one session, with what is needed to compare them later.
+
+    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the hardware id,
+    ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
+    """
+
+    case: Case
+    label: str
+    hardware: str
+    created: str
+    launches: tuple[Launch, ...]
+    environment: dict[str, Any]
+    plugin_version: str
+
+    def __post_init__(self) -> None:
+        if not self.launches:
+            raise ValueError(f"a record of {self.label} needs at least one launch")
+
+    @property
+    def outcome(self) -> str:
+        """Worst outcome of the launches: the first one that is not ``ok``."""
+        return next((launch.outcome for launch in self.launches if launch.outcome != "ok"), "ok")
+
+    @property
+    def reason(self) -> str | None:
+        return next((launch.reason for launch in self.launches if launch.outcome != "ok"), None)
+
+    def values(self, metric: str) -> list[float]:
+        """The metric's value in each launch that has one."""
+        return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "id": self.case.id,
+            "label": self.label,
+            "case": self.case.to_json(),
+            "hardware": self.hardware,
+            "created": self.created,
+            "plugin_version": self.plugin_version,
+            "environment": self.environment,
+            "launches": [asdict(launch) for launch in self.launches],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        return cls(
+            case=Case.from_json(data["case"]),
+            label=data["label"],
+            hardware=data["hardware"],
+            created=data["created"],
+            launches=tuple(Launch(**launch) for launch in data["launches"]),
+            environment=data["environment"],
+            plugin_version=data["plugin_version"],
+        )
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """JSON for people and for ``git diff``: indented, a list of numbers on one line, floats to 6 significant digits."""
+    text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
+    return re.sub(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]", lambda list_: f"[{' '.join(list_[1].split())}]", text) + "\n"
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file written with :func:`dump`.
+
+    Raises ``ValueError`` with one sentence that names the file for anything that is not one.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"its format is version {data['schema']}; this pytest-trainbench reads {SCHEMA}")
+        record = Record.from_json(data)
+        if record.case.id != data["id"]:
+            raise ValueError(f"its id {data['id']!r} is not that of its case, {record.case.id!r}: it was edited by hand")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no record: {type(error).__name__}: {error}") from error
+    return record
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 1)
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_rounded(item) for item in value]
+    return value

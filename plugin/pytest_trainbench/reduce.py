@@ -1,0 +1,116 @@
+"""From the ranks' traces to one launch, and whether that launch may be believed. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pytest_trainbench.metrics import METRICS, Window, counted_flops
+from pytest_trainbench.record import Launch, Trace
+
+FLOPS_AGREEMENT = 0.01
+"""Largest fraction by which the formula and the counter may differ."""
+
+
+def steady_from(step_ms: Sequence[float]) -> int:
+    """Index of the first step of the steady window; at most half of the steps are cut.
+
+    The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is smallest.
+    Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation output",
+    Simulation 69(6), 1997.
+    """
+    best, best_score = 0, math.inf
+    for start in range(len(step_ms) // 2 + 1):
+        rest = step_ms[start:]
+        score = statistics.pvariance(rest) / len(rest)
+        if score < best_score:
+            best, best_score = start, score
+    return best
+
+
+def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
+    """One launch from the traces of all its ranks.
+
+    A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come from the
+    totals of the steady window. A launch that fails a guard keeps its figures and is ``invalid``.
+    """
+    slowest_ms = [max(times) for times in zip(*(trace.step_ms for trace in traces), strict=True)]
+    start = steady_from(slowest_ms)
+    window = Window(
+        step_ms=slowest_ms[start:],
+        total_s=max(sum(trace.step_ms[start:]) for trace in traces) / 1000,
+        traces=traces,
+        peak_tflops=peak_tflops,
+    )
+    readings = {name: metric.read(window) for name, metric in METRICS.items()}
+    losses = _mean_losses(traces)
+    fault = _fault(traces, losses, readings["mfu"])
+    return Launch(
+        outcome="invalid" if fault else "ok",
+        reason=fault,
+        step_ms=slowest_ms,
+        steady_from=start,
+        losses=losses,
+        metrics={name: value for name, value in readings.items() if value is not None},
+        phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
+    )
+
+
+def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> str | None:
+    """Why ``losses`` are not those of the unsharded ``reference``, or ``None``.
+
+    Compared step by step over the steps that both have. ``tolerance`` is a fraction of how far the reference has
+    fallen: the loss itself is large at the start whether or not anything is learned, so it would hide a fault.
+    """
+    steps = min(len(losses), len(reference))
+    if steps < 2:
+        return f"only {steps} of its losses can be held against the reference's"
+    fall = max(reference[:steps]) - min(reference[:steps])
+    apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
+    worst = max(range(steps), key=apart.__getitem__)
+    if apart[worst] <= tolerance * fall:
+        return None
+    return (
+        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model has"
+        f" {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall so far, and {tolerance:.1%} is allowed"
+    )
+
+
+def _mean_losses(traces: Sequence[Trace]) -> list[float]:
+    by_step = zip(*(trace.losses for trace in traces), strict=True)
+    known = ([loss for loss in losses if loss is not None] for losses in by_step)
+    return [statistics.fmean(losses) for losses in known if losses]
+
+
+def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) -> str | None:
+    """The first reason not to believe these figures."""
+    if not losses:
+        return "no rank returned a loss: return the detached loss from Step.run"
+    for step, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            return f"the loss of step {step} is {loss}"
+    tail = losses[len(losses) // 2 :]
+    if statistics.fmean(tail) >= losses[0]:
+        return f"nothing was learned: the loss began at {losses[0]:.4f} and its second half averages {statistics.fmean(tail):.4f}"
+    for trace in traces:
+        if trace.digest_before == trace.digest_after:
+            return f"no parameter of rank {trace.rank} changed"
+    replicas = defaultdict(list)
+    for trace in traces:
+        if trace.replicated:
+            replicas[tuple(at for axis, at in trace.coordinates.items() if axis != "dp")].append(trace)
+    for group in replicas.values():
+        for trace in group[1:]:
+            if trace.digest_after != group[0].digest_after:
+                return f"data-parallel replicas differ: ranks {group[0].rank} and {trace.rank} hold other parameters"
+    formula, counted = traces[0].flops, counted_flops(traces)
+    if formula is not None and counted is not None and abs(counted / formula - 1) > FLOPS_AGREEMENT:
+        return (
+            f"the FLOP formula gives {formula:.4g} a step and the counter {counted:.4g}"
+            f" ({counted / formula - 1:+.1%}): one of them is wrong"
+        )
+    if mfu is not None and mfu > 1:
+        return f"its {mfu:.0%} of the device's peak is impossible: the step does not do the work it claims"
+    return None

@@ -1,0 +1,1 @@
+"""From verdicts to text. Pure: nothing here runs, stores or judges anything."""

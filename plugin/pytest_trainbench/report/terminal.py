@@ -1,0 +1,98 @@
+"""The report as plain text: the table, the text of one failing test, what was saved."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from pytest_trainbench.baseline import Saved
+from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.report.rows import Row, table
+from pytest_trainbench.verdict import OUTCOMES, Change
+
+SUSPECTS_SHOWN = 12
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The table, then one line a row that needs one, then how many rows ended how."""
+    text = table(rows)
+    numbers = [name for name in text if name not in ("case", "outcome")]
+    align = ["right" if name in numbers else "left" for name in text]
+    lines = [tabulate(text.to_dict("list"), headers="keys", tablefmt="simple", disable_numparse=True, colalign=align)]
+    notes = [
+        f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"
+        for row in rows
+        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails"
+    ]
+    # A reason that is the same for every row is said once.
+    reasons = {row.verdict.reason for row in rows}
+    if len(rows) > 1 and len(reasons) == 1 and notes:
+        notes = [f"{rows[0].verdict.outcome}: every row: {rows[0].verdict.reason}"]
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines)
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """For example ``8 ok, 1 noisy, 1 regression``."""
+    found = ((outcome, sum(row.verdict.outcome == outcome for row in rows)) for outcome in OUTCOMES)
+    return ", ".join(f"{count} {outcome}" for outcome, count in found if count)
+
+
+def failure(row: Row) -> str:
+    """What the person who finds this test red reads: how much, against what, what differs, what to type."""
+    lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
+    facts = [("changed" if number == 0 else "", _spell(change)) for number, change in enumerate(row.verdict.changes)]
+    if row.baseline is not None and row.baseline_path is not None:
+        facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
+    if row.record is not None and row.baseline is not None:
+        facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
+        facts += _suspects(row)
+    if row.accept:
+        facts.append(("accept", row.accept))
+    if row.by_hand:
+        facts.append(("by hand", row.by_hand))
+    lines += [f"  {name:<10}{text}" for name, text in facts]
+    if row.detail:
+        lines += ["", textwrap.indent(row.detail, "    ")]
+    return "\n".join(lines)
+
+
+def saved(saves: Sequence[Saved]) -> str:
+    """What ``--save-baseline`` stored, and what each case was before."""
+    return "\n".join(f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves)
+
+
+def _replaced(save: Saved) -> str:
+    if save.record.outcome != "ok":
+        return save.record.outcome
+    now = _middle(save.record.values("step_ms"))
+    if save.replaced is None or save.replaced.outcome != "ok":
+        return f"{now:,.2f} ms a step, new" if save.replaced is None else f"{now:,.2f} ms a step, was {save.replaced.outcome}"
+    before = _middle(save.replaced.values("step_ms"))
+    return f"{before:,.2f} → {now:,.2f} ms a step ({now / before - 1:+.1%})"
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _spell(change: Change) -> str:
+    metric = METRICS[change.metric]
+    sign = f"{change.change:+.1%}".replace("-", "−")
+    return (
+        f"{metric.title}: {change.before:,.6g} → {change.now:,.6g} {metric.unit}"
+        f"  {sign} (+ is better; sees ≥ {change.sees:.1%})  {change.outcome}"
+    )
+
+
+def _suspects(row: Row) -> list[tuple[str, str]]:
+    if not row.verdict.suspects:
+        return [("differs", "nothing that is recorded of the environment")]
+    texts = [f"{name}: {before} → {now}" for name, before, now in row.verdict.suspects]
+    more = len(texts) - SUSPECTS_SHOWN
+    if more > 0:
+        texts = [*texts[:SUSPECTS_SHOWN], f"and {more} more"]
+    return [("differs" if number == 0 else "", text) for number, text in enumerate(texts)]

@@ -1,0 +1,178 @@
+"""From a case to a row of the report: launches, record, baseline, verdict. Knows nothing of pytest."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pytest_trainbench import baseline
+from pytest_trainbench.case import Case
+from pytest_trainbench.environment import Environment, differences
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.settings import Settings
+from pytest_trainbench.verdict import Verdict, judge
+from pytest_trainbench.worker import Job
+
+REFERENCE_STEPS = 12
+"""Losses that each launch is held against. Wrong gradients show from the second step on."""
+
+Progress = Callable[[str], AbstractContextManager[Callable[[str], None]]]
+"""Opened with the name of what runs; gives a function that is told what it is doing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The unsharded truth of a case: the same builder on one rank with some parameters replaced.
+
+    loss_tolerance: how far a loss may be from the reference's, as a fraction of the reference's fall.
+    """
+
+    params: Mapping[str, Any]
+    loss_tolerance: float
+
+    def of(self, case: Case) -> Case:
+        return dataclasses.replace(
+            case, mesh=MeshShape(), params={**case.params, **self.params}, memory_cap_gb=None
+        )
+
+
+class Runner:
+    """Runs the cases of one session, one after the other.
+
+    ``folder`` takes the ranks' files; ``import_path`` lets ranks import what this process can.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        hardware: Hardware,
+        environment: Environment,
+        folder: Path,
+        import_path: tuple[str, ...],
+        progress: Progress,
+    ) -> None:
+        self.settings = settings
+        self.hardware = hardware
+        self.environment = environment
+        self.folder = folder
+        self.import_path = import_path
+        self.progress = progress
+        self._references: dict[str, Ended] = {}
+        self._jobs = 0
+        self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
+
+    def row(
+        self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str
+    ) -> Row:
+        """Measure and judge one case. Raises ``ValueError`` for a baseline file that cannot be used."""
+        stored = baseline.load(self.settings.baseline_dir, self.hardware.id, case)
+        record, detail, job = self._measure(case, label=label, plan=plan, reference=reference)
+        must_match: list[tuple[str, str, str]] = []
+        suspects: list[tuple[str, str, str]] = []
+        if stored is not None:
+            then = Environment.from_json(stored.environment)
+            must_match, suspects = differences(then, self.environment)
+        verdict = judge(record, stored, must_match=must_match, suspects=suspects)
+        if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
+            verdict = dataclasses.replace(verdict, outcome="saved" if record.outcome == "ok" else "oom", reason=record.reason)
+        return Row(
+            label=label,
+            verdict=verdict,
+            record=record,
+            baseline=stored,
+            baseline_path=baseline.path_of(self.settings.baseline_dir, self.hardware.id, case),
+            accept=accept if verdict.outcome in ("regression", "incomparable", "no-baseline") else "",
+            by_hand=_by_hand(case, job),
+            detail=detail,
+        )
+
+    def _measure(
+        self, case: Case, *, label: str, plan: Plan, reference: Reference | None
+    ) -> tuple[Record, str, Path]:
+        launches: list[Launch] = []
+        truth = self._truth(case, reference, label) if reference else Ended()
+        detail, job = truth.detail, self._last_job
+        if truth.outcome != "ok":
+            launches.append(Launch(outcome=truth.outcome, reason=f"the unsharded reference failed: {truth.reason}"))
+        while len(launches) < self.settings.launches and all(one.outcome == "ok" for one in launches):
+            name = f"{label} launch {len(launches) + 1}/{self.settings.launches}"
+            ended = self._launch(name, case=case, plan=plan)
+            detail, job = ended.detail, self._last_job
+            one = (
+                reduce(ended.traces, peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype))
+                if ended.outcome == "ok"
+                else Launch(outcome=ended.outcome, reason=ended.reason)
+            )
+            if one.outcome == "ok" and reference:
+                wrong = loss_fault(one.losses, truth_losses(truth), reference.loss_tolerance)
+                one = dataclasses.replace(one, outcome="invalid", reason=wrong) if wrong else one
+            launches.append(one)
+        record = Record(
+            case=case,
+            label=label,
+            hardware=self.hardware.id,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            launches=tuple(launches),
+            environment=self.environment.to_json(),
+            plugin_version=version("pytest-trainbench"),
+        )
+        return record, detail, job
+
+    def _truth(self, case: Case, reference: Reference, label: str) -> Ended:
+        """The reference's launch; once a session for all cases that share it."""
+        unsharded = reference.of(case)
+        if unsharded.id not in self._references:
+            self._references[unsharded.id] = self._launch(
+                f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS
+            )
+        return self._references[unsharded.id]
+
+    def _launch(self, name: str, **job: Any) -> Ended:
+        limit_s = self.settings.launch_timeout
+        if self._deadline is not None:
+            limit_s = min(limit_s, self._deadline - time.monotonic())
+            if limit_s <= 0:
+                return Ended(outcome="timeout", reason=f"the run's {self.settings.run_timeout:g} s were used up before it")
+        self._jobs += 1
+        folder = self.folder / f"{self._jobs:03d}"
+        with self.progress(name) as tell:
+            return launch(
+                Job(
+                    device_kind=self.hardware.kind,
+                    folder=folder,
+                    limit_s=limit_s,
+                    collective_limit_s=limit_s / 2,
+                    import_path=self.import_path,
+                    **job,
+                ),
+                progress=tell,
+            )
+
+    @property
+    def _last_job(self) -> Path:
+        return self.folder / f"{self._jobs:03d}" / "job.json"
+
+
+def truth_losses(reference: Ended) -> list[float]:
+    """Losses of a reference launch (one rank)."""
+    return [loss for loss in reference.traces[0].losses if loss is not None]
+
+
+def _by_hand(case: Case, job: Path) -> str:
+    words = ["torchrun", "--nproc-per-node", str(case.mesh.world_size), "-m", "pytest_trainbench.worker", str(job)]
+    return shlex.join(words)

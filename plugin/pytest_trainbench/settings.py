@@ -1,0 +1,149 @@
+"""What the user asked for, read once into one frozen object: command line > environment > ini > default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not value > 0:
+            raise ValueError("it must be above 0")
+        return value
+
+    return parse
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no", ""):
+        raise ValueError("it is true or false")
+    return text.lower() in ("true", "1", "yes")
+
+
+def gigabytes(text: str) -> float:
+    """``"32"``, ``"32GB"`` → 32.0 (GB of 10⁹ bytes)."""
+    value = float(text.upper().removesuffix("GB"))
+    if not value > 0:
+        raise ValueError("it must be above 0 GB")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One setting. ``parse`` raises ``ValueError`` for text that it refuses."""
+
+    help: str
+    default: Any
+    parse: Callable[[str], Any] = str
+    metavar: str | None = None
+
+
+OPTIONS: dict[str, Option] = {
+    "hw": Option(
+        help="hardware to run on: auto, cpu, a family such as a100, or an exact id (default: auto)",
+        default="auto",
+        metavar="NAME",
+    ),
+    "save_baseline": Option(
+        help="store what this run measures as the baseline of the cases that ran, instead of judging it",
+        default=False,
+        parse=_switch,
+    ),
+    "launches": Option(
+        help="process launches of each case (default: 3)", default=3, parse=_positive(int), metavar="N"
+    ),
+    "baseline_dir": Option(
+        help="folder of the baselines (default: baselines, beside the ini file)",
+        default=Path("baselines"),
+        parse=Path,
+        metavar="DIR",
+    ),
+    "devices": Option(
+        help="use at most this many devices (default: all; on a CPU 4 ranks share the cores)",
+        default=None,
+        parse=_positive(int),
+        metavar="N",
+    ),
+    "memory_cap": Option(
+        help="make every device fail allocations beyond this, as a smaller one would, for example 32GB",
+        default=None,
+        parse=gigabytes,
+        metavar="GB",
+    ),
+    "launch_timeout": Option(
+        help="seconds that one launch may take (default: 600); a collective may take half of it",
+        default=600.0,
+        parse=_positive(float),
+        metavar="SECONDS",
+    ),
+    "run_timeout": Option(
+        help="seconds that all launches together may take (default: no limit)",
+        default=None,
+        parse=_positive(float),
+        metavar="SECONDS",
+    ),
+    "results": Option(
+        help="also write the record of every case that ran to this folder, as JSON",
+        default=None,
+        parse=Path,
+        metavar="DIR",
+    ),
+    "report_md": Option(
+        help="also append the report to this file, as Markdown (for $GITHUB_STEP_SUMMARY)",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """See :data:`OPTIONS` for what each means."""
+
+    hw: str
+    save_baseline: bool
+    launches: int
+    baseline_dir: Path
+    devices: int | None
+    memory_cap: float | None
+    launch_timeout: float
+    run_timeout: float | None
+    results: Path | None
+    report_md: Path | None
+    preload: str
+    strict: bool
+    """Whether a row without a baseline fails: so it is where ``CI`` is set, for there nobody reads a warning."""
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def read(
+    command_line: Mapping[str, Any], environment: Mapping[str, str], ini: Mapping[str, str], root: Path
+) -> Settings:
+    """Settings from their sources; ``command_line`` holds ``None``, and ``ini`` ``""``, for what was not given.
+
+    Raises ``ValueError`` with one sentence that names the source of a value that makes no sense.
+    """
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        sources = {
+            flag(name): command_line.get(name),
+            f"TRAINBENCH_{name.upper()}": environment.get(f"TRAINBENCH_{name.upper()}"),
+            f"trainbench_{name} in the ini file": ini.get(name) or None,
+        }
+        source, given = next(((key, value) for key, value in sources.items() if value is not None), ("", None))
+        try:
+            values[name] = option.parse(str(given)) if given is not None else option.default
+        except ValueError as error:
+            raise ValueError(f"{source}={given} cannot be used: {error}") from None
+    values["baseline_dir"] = root / values["baseline_dir"]
+    return Settings(
+        **values, preload=ini.get("preload", ""), strict=environment.get("CI", "").lower() not in ("", "0", "false")
+    )

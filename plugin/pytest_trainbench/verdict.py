@@ -1,0 +1,168 @@
+"""Is a record still what its baseline was? Pure: nothing here reads a file or a clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical
+from pytest_trainbench.record import Record
+
+OUTCOMES: dict[str, str] = {
+    "ok": "passes",
+    "saved": "passes",
+    "improvement": "passes",
+    "no-baseline": "warns",
+    "noisy": "warns",
+    "oom": "passes",
+    "skipped": "skips",
+    "regression": "fails",
+    "incomparable": "fails",
+    "invalid": "fails",
+    "timeout": "fails",
+    "crash": "fails",
+}
+"""How each outcome ends its test. ``no-baseline`` fails where ``CI`` is set, ``oom`` where the baseline fitted."""
+
+CONFIDENCE = 0.99
+"""Two-sided, of the interval around a change between two sets of launches."""
+
+PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
+"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this many
+with this relative standard deviation (launches of one BERT step on H200 machines differ by 0.3 to 0.5 %)."""
+
+
+ROUNDING = 1e-9
+"""Relative difference that two equal whole numbers may show after their logarithms were taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One metric against its baseline.
+
+    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a fraction,
+    that these launches could have told from noise. ``outcome`` is ok, regression, improvement or noisy.
+    """
+
+    metric: str
+    before: float
+    now: float
+    change: float
+    sees: float
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
+    ``suspects`` what differs in the environment: (name, before, now)."""
+
+    outcome: str
+    reason: str | None = None
+    changes: tuple[Change, ...] = ()
+    suspects: tuple[tuple[str, str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome {self.outcome!r} is unknown; known: {', '.join(OUTCOMES)}")
+
+    def change(self, metric: str) -> Change | None:
+        return next((change for change in self.changes if change.metric == metric), None)
+
+    def fails(self, *, strict: bool) -> bool:
+        return OUTCOMES[self.outcome] == "fails" or (strict and self.outcome == "no-baseline")
+
+
+def judge(
+    record: Record,
+    baseline: Record | None,
+    *,
+    must_match: Sequence[tuple[str, str, str]] = (),
+    suspects: Sequence[tuple[str, str, str]] = (),
+) -> Verdict:
+    """Verdict of ``record`` against ``baseline``.
+
+    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects`` those
+    that may explain a change; both as (name, before, now).
+    """
+    listed = tuple(suspects)
+    if record.outcome in ("invalid", "timeout", "crash"):
+        return Verdict(outcome=record.outcome, reason=record.reason, suspects=listed)
+    if baseline is None:
+        if record.outcome == "oom":
+            return Verdict(outcome="oom", reason=record.reason)
+        return Verdict(outcome="no-baseline", reason="there is no baseline for this case on this hardware")
+    if must_match:
+        what = "; ".join(f"{name} was {before}, is {now}" for name, before, now in must_match)
+        return Verdict(outcome="incomparable", reason=f"the baseline is of other conditions: {what}", suspects=listed)
+    if record.outcome == "oom" or baseline.outcome == "oom":
+        if record.outcome == baseline.outcome:
+            return Verdict(outcome="oom", reason="out of memory, as in the baseline", suspects=listed)
+        if record.outcome == "oom":
+            reason = f"out of memory where the baseline fitted: {record.reason}"
+            return Verdict(outcome="regression", reason=reason, suspects=listed)
+        return Verdict(outcome="improvement", reason="fits in memory where the baseline did not", suspects=listed)
+    if lost := [name for name in METRICS if baseline.values(name) and not record.values(name)]:
+        reason = f"the baseline has {', '.join(lost)} and this run has not"
+        return Verdict(outcome="incomparable", reason=reason, suspects=listed)
+
+    changes = tuple(
+        _compare(name, baseline.values(name), record.values(name))
+        for name, metric in METRICS.items()
+        if metric.gate is not None and baseline.values(name)
+    )
+    for outcome in ("regression", "noisy", "improvement"):
+        if found := [change for change in changes if change.outcome == outcome]:
+            return Verdict(outcome=outcome, reason="; ".join(map(describe, found)), changes=changes, suspects=listed)
+    return Verdict(outcome="ok", changes=changes, suspects=listed)
+
+
+def describe(change: Change) -> str:
+    """One change in words: what, by how much, and how little could have been seen."""
+    title = METRICS[change.metric].title
+    if change.outcome == "noisy":
+        return f"only a change of {title} of {change.sees:.1%} or more could have been seen"
+    word = "better" if change.change > 0 else "worse"
+    return f"{title} is {abs(change.change):.1%} {word} (sees ≥ {change.sees:.1%})"
+
+
+def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
+    metric = METRICS[name]
+    log_before, log_now = [math.log(value) for value in before], [math.log(value) for value in now]
+    ratio = statistics.fmean(log_now) - statistics.fmean(log_before)
+    better = math.expm1(ratio) if metric.higher_is_better else -math.expm1(ratio)
+    match metric.gate:
+        case Statistical(floor=floor, tolerance=tolerance):
+            sees = max(floor, math.expm1(_half_width(log_before, log_now)))
+            outcome = "noisy" if sees > tolerance else "ok"
+        case Relative(limit=limit):
+            sees, outcome = limit, "ok"
+        case Exact():
+            sees, outcome = ROUNDING, "ok"
+        case None:
+            raise ValueError(f"{name} is not judged")
+    if abs(better) > sees:
+        outcome = "improvement" if better > 0 else "regression"
+    return Change(
+        metric=name,
+        before=math.exp(statistics.fmean(log_before)),
+        now=math.exp(statistics.fmean(log_now)),
+        change=better,
+        sees=sees,
+        outcome=outcome,
+    )
+
+
+def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
+    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the launches,
+    with the prior's launches added to both."""
+    from scipy.stats import t
+
+    freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
+    squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(
+        statistics.pvariance(side) * len(side) for side in (before, now)
+    )
+    error = math.sqrt(squares / freedom * (1 / len(before) + 1 / len(now)))
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * error

@@ -1,0 +1,272 @@
+"""One rank of one launch. Knows nothing of pytest: a job comes as JSON, a trace goes back as JSON.
+
+A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.worker job.json``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench import measure
+from pytest_trainbench.case import Case
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Trace
+from pytest_trainbench.step import Step
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a rank is told.
+
+    With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
+    rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``.
+    """
+
+    case: Case
+    device_kind: str
+    folder: Path
+    limit_s: float
+    collective_limit_s: float
+    plan: measure.Plan = field(default_factory=measure.Plan)
+    reference_steps: int | None = None
+    import_path: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.collective_limit_s < self.limit_s:
+            raise ValueError(f"a collective's limit ({self.collective_limit_s} s) must be below the launch's ({self.limit_s} s)")
+
+    def write(self) -> Path:
+        path = self.folder / "job.json"
+        data = {
+            **asdict(self),
+            "case": self.case.to_json(),
+            "folder": str(self.folder),
+            "import_path": list(self.import_path),
+        }
+        path.write_text(json.dumps(data, indent=2), encoding="utf-8")
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            **{
+                **data,
+                "case": Case.from_json(data["case"]),
+                "folder": Path(data["folder"]),
+                "plan": measure.Plan(**data["plan"]),
+                "import_path": tuple(data["import_path"]),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why one rank gave up, written by the rank itself: the agent often sees only a victim of it, not the culprit."""
+
+    rank: int
+    kind: str
+    message: str
+    phase: str
+    at: float
+    traceback: str
+
+
+class Phases:
+    """What the rank is doing, shown to whoever waits, and how many seconds each part took."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.current = "starting"
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def __call__(self, name: str) -> None:
+        now = time.perf_counter()
+        key = self.current.split(" ")[0]
+        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._since
+        self.current, self._since = name, now
+        self.show(name)
+
+
+def main(job_path: str) -> None:
+    """Run this rank's part of a job; every way out leaves a trace or a failure in the job's folder."""
+    rank = int(os.environ["RANK"])
+    job = Job.read(Path(job_path))
+    _die_with_parent()
+    # Inherited handlers belong to the agent's process; a rank stuck in a collective must die at the first signal.
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    phases = Phases((job.folder / f"progress-{rank}").write_text)
+    with (job.folder / f"hang-{rank}.txt").open("w") as stacks:
+        faulthandler.dump_traceback_later(job.limit_s, exit=True, file=stacks)
+        try:
+            for entry in reversed(job.import_path):
+                if entry not in sys.path:
+                    sys.path.insert(0, entry)
+            _work(job, rank, phases)
+        except BaseException as error:
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            failure = Failure(
+                rank=rank,
+                kind=failure_kind(error),
+                message=f"{type(error).__name__}: {error}".strip(),
+                phase=phases.current,
+                at=time.time(),
+                traceback=text,
+            )
+            (job.folder / f"failure-{rank}.json").write_text(json.dumps(asdict(failure)))
+            sys.stdout.flush()
+            # Not a plain exit: destructors of process groups wait for peers that may never answer.
+            os._exit(1)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def failure_kind(error: BaseException) -> str:
+    """``oom``, ``timeout`` or ``crash``."""
+    import torch
+
+    text = str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or re.search(r"can't allocate memory|out of memory", text):
+        return "oom"
+    if re.search(r"[Tt]imed ?out", text):
+        return "timeout"
+    return "crash"
+
+
+def _work(job: Job, rank: int, phases: Phases) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = job.case.mesh
+    if int(os.environ["WORLD_SIZE"]) != shape.world_size:
+        raise ValueError(f"{shape} needs {shape.world_size} ranks, and {os.environ['WORLD_SIZE']} were started")
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    phases("opening the device")
+    if job.device_kind == "cpu":
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    else:
+        device = torch.device(job.device_kind, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+    if job.case.memory_cap_gb is not None:
+        _cap_memory(device, job.case.memory_cap_gb)
+
+    phases("joining the process group")
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        timeout=timedelta(seconds=job.collective_limit_s),
+        device_id=None if device.type == "cpu" else device,
+    )
+    mesh = init_device_mesh(device.type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
+
+    phases("building the step")
+    step = build_step(job.case, mesh)
+    before = measure.digest(step.parameters())
+    if job.reference_steps is None:
+        timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)
+    else:
+        phases("training the reference")
+        timing = measure.Timing(
+            step_ms=[], losses=measure.losses(step, job.reference_steps), flops_counted=None, memory={}
+        )
+    phases("checking")
+    trace = Trace(
+        rank=rank,
+        coordinates=shape.coordinates(rank),
+        samples=step.samples,
+        tokens=step.tokens,
+        flops=step.flops,
+        dtype=step.dtype,
+        replicated=step.replicated,
+        digest_before=before,
+        digest_after=measure.digest(step.parameters()),
+        phases_s=dict(phases.seconds),
+        **asdict(timing),
+    )
+    # Written before the process group goes: taking libraries apart can fail, and the measurement is done.
+    (job.folder / f"trace-{rank}.json").write_text(json.dumps(trace.to_json()))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def build_step(case: Case, mesh: DeviceMesh) -> Step:
+    """Import and call the case's step builder."""
+    module, _, name = case.builder.partition(":")
+    step = getattr(importlib.import_module(module), name)(mesh, **case.params)
+    if not isinstance(step, Step):
+        raise TypeError(f"{case.builder} returned {type(step).__name__}; a step builder returns a pytest_trainbench.Step")
+    return step
+
+
+def _slowest(device: torch.device) -> Callable[[float], float]:
+    import torch
+    import torch.distributed as dist
+
+    def slowest(value: float) -> float:
+        shared = torch.tensor(value, dtype=torch.float32, device=device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return float(shared)
+
+    return slowest
+
+
+def _cap_memory(device: torch.device, cap_gb: float) -> None:
+    """Make allocations fail beyond ``cap_gb`` (10⁹ bytes): for real, in the allocator."""
+    import torch
+
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_gb * 1e9 / total), device)
+    elif device.type == "cpu":
+        import resource
+
+        held = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert held is not None
+        limit = int(held[1]) * 1024 + int(cap_gb * 1e9)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    else:
+        raise ValueError(f"memory of a {device.type} device cannot be capped")
+
+
+def _die_with_parent() -> None:
+    """End this rank when the process that runs the agent ends, however that one ended."""
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
