@@ -108,19 +108,18 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
         return Ended(traces=tuple(Trace.from_json(json.loads(path.read_text())) for path in traces))
 
     # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
-    # the cause even where a peer, cut off, wrote down its own failure first.
+    # the cause even where a peer, cut off, wrote down its own failure first. A rank that wrote nothing at all went
+    # down before one that lost its connection.
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
-    if failures:
+    told = {failure.rank for failure in failures} | set(hung)
+    silent = [rank for rank in ranks if rank not in told and not _size(traces[rank])]
+    if failures and not (silent and failures[0].lost_peer):
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
         if first.kind == "timeout":
             others = [f"rank {rank} was {_phase(job.folder, rank)}" for rank in ranks if rank != first.rank]
             reason += f"; {', '.join(others)}" if others else ""
-        return Ended(
-            outcome=first.kind,
-            reason=reason,
-            detail=_sections(job, first.rank, first.traceback),
-        )
+        return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
         stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
         return Ended(
@@ -128,13 +127,15 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
             reason=f"rank {', '.join(map(str, hung))} did not finish within {job.limit_s:g} s",
             detail=_sections(job, hung[0], stacks),
         )
-    died = min(exit_codes, default=None)
-    if died is None:
-        missing = [rank for rank, path in zip(ranks, traces, strict=True) if not _size(path)]
-        return Ended(outcome="crash", reason=f"rank {', '.join(map(str, missing))} ended without a trace")
-    code = exit_codes[died]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return Ended(outcome="crash", reason=f"rank {died} {how} while {_phase(job.folder, died)}", detail=_sections(job, died, ""))
+    # The agent names one failed rank; the other silent ones it stopped itself.
+    died = next((rank for rank in silent if rank in exit_codes), silent[0])
+    code = exit_codes.get(died)
+    how = "ended without a word"
+    if code is not None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return Ended(
+        outcome="crash", reason=f"rank {died} {how} while {_phase(job.folder, died)}", detail=_sections(job, died, "")
+    )
 
 
 def _sections(job: worker.Job, rank: int, cause: str) -> str:
@@ -214,11 +215,13 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """The agent logs each failing rank at length; the failure is reported once, by us."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """The agent logs every event and each failing rank at length; a failure is reported once, by us."""
+    names = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+LOST_PEER = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError", re.IGNORECASE
+)
+"""What gloo and NCCL say to a rank whose peer went away."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """All that a rank is told.
@@ -80,10 +86,12 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why one rank gave up, written by the rank itself: the agent often sees only a victim of it, not the culprit."""
+    """Why one rank gave up, written by the rank itself. ``lost_peer`` marks a victim: it failed because another rank
+    had gone."""
 
     rank: int
     kind: str
+    lost_peer: bool
     message: str
     phase: str
     at: float
@@ -130,12 +138,16 @@ def main(job_path: str) -> None:
             failure = Failure(
                 rank=rank,
                 kind=failure_kind(error),
+                lost_peer=bool(LOST_PEER.search(str(error))),
                 message=f"{type(error).__name__}: {error}".strip(),
                 phase=phases.current,
                 at=time.time(),
                 traceback=text,
             )
             (job.folder / f"failure-{rank}.json").write_text(json.dumps(asdict(failure)))
+            if failure.lost_peer:
+                # The agent reports the first rank that it sees gone: let that be the culprit.
+                time.sleep(1)
             sys.stdout.flush()
             # Not a plain exit: destructors of process groups wait for peers that may never answer.
             os._exit(1)

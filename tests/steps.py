@@ -1,0 +1,69 @@
+"""Step builders for tests: a small model that really trains, and one that goes wrong on request."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_trainbench import Step
+
+WIDTH, ROWS = 64, 32
+
+
+def linear(mesh: DeviceMesh, *, replicas: int | None = None, slow_ms: float = 0.0, fault: str | None = None) -> Step:
+    """A linear model under DDP, or, with ``replicas``, on one rank with the data of as many. ``fault`` plants one."""
+    ranks = replicas or mesh.size()
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(WIDTH, WIDTH, device=mesh.device_type)
+    inputs, targets = torch.randn(2, ranks, ROWS, WIDTH)
+    if replicas is None:
+        model = DistributedDataParallel(model) if fault != "no gradient sync" else model
+        inputs, targets = inputs[dist.get_rank()], targets[dist.get_rank()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "frozen" else 0.5)
+    flops_per_row = 2 * 2 * WIDTH * WIDTH  # forward, and the weight's gradient; the input needs none
+    if fault is not None and dist.get_rank() == mesh.size() - 1:
+        _end(fault)
+
+    def run() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        if fault == "wrong gradient":
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(0.5)
+        optimizer.step()
+        time.sleep(slow_ms / 1000)
+        return loss.detach() * (float("nan") if fault == "nan" else 1)
+
+    return Step(
+        run=run,
+        samples=ROWS * ranks,
+        flops=ROWS * ranks * flops_per_row * (1e9 if fault == "too fast" else 2 if fault == "wrong formula" else 1),
+        counts_flops=fault != "too fast",
+        parameters=model.parameters,
+        replicated=True,
+    )
+
+
+def _end(fault: str) -> None:
+    ways: dict[str, Callable[[], Any]] = {
+        "raise": lambda: _raise(RuntimeError("planted")),
+        "exit": lambda: os._exit(3),
+        "kill": lambda: os.kill(os.getpid(), 9),
+        "hang": lambda: time.sleep(1000),
+        "oom": lambda: torch.ones(10**10),
+    }
+    if fault in ways:
+        ways[fault]()
+
+
+def _raise(error: Exception) -> None:
+    raise error

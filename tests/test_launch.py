@@ -1,0 +1,183 @@
+"""Real ranks, real failures: every way out of a launch is told for what it was and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_trainbench import launch as launching
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+HERE = str(Path(__file__).parent)
+QUICK = Plan(warmup=4, min_steps=10, max_steps=10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> None:
+    launching.start_fork_server("torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter")
+
+
+def run(folder: Path, *, ranks: int = 2, limit_s: float = 60, cap_gb: float | None = None, **params: object) -> Ended:
+    case = Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params, memory_cap_gb=cap_gb)
+    return launch(
+        Job(
+            case=case,
+            device_kind="cpu",
+            folder=folder / "job",
+            limit_s=limit_s,
+            collective_limit_s=limit_s / 2,
+            plan=QUICK,
+            import_path=(HERE,),
+        )
+    )
+
+
+def alive(folder: Path) -> list[int]:
+    """Rank processes of a launch that still exist (a zombie is gone but for its entry in the table)."""
+    pids = [int(path.read_text()) for path in folder.glob("**/pid-*")]
+    states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
+    return [pid for pid, stat in states.items() if stat.exists() and stat.read_text().rsplit(")")[-1].split()[0] != "Z"]
+
+
+def wait_until_gone(folder: Path, *, within_s: float = 10) -> list[int]:
+    until = time.monotonic() + within_s
+    while alive(folder) and time.monotonic() < until:
+        time.sleep(0.05)
+    return alive(folder)
+
+
+def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
+    ended = run(tmp_path)
+    assert (ended.outcome, ended.reason, [trace.rank for trace in ended.traces]) == ("ok", None, [0, 1])
+    first, second = ended.traces
+    assert len(first.step_ms) == 10 and len(first.losses) == 14
+    assert first.digest_before == second.digest_before != first.digest_after == second.digest_after
+    assert first.coordinates == {"dp": 0} and second.coordinates == {"dp": 1}
+    assert first.memory["process_bytes"] > 10_000_000
+    one = reduce(ended.traces, peak_tflops=None)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert one.metrics["flops_per_step"] == first.flops
+    assert not alive(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "reason"),
+    [
+        ("raise", "crash", "rank 1 failed while building the step: RuntimeError: planted"),
+        ("exit", "crash", "rank 1 exited with code 3 while building the step"),
+        ("kill", "crash", "rank 1 was killed by SIGKILL while building the step"),
+    ],
+)
+def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome: str, reason: str) -> None:
+    ended = run(tmp_path, fault=fault)
+    assert (ended.outcome, ended.reason) == (outcome, reason)
+    assert not alive(tmp_path)
+
+
+def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    ended = run(tmp_path, fault="raise")
+    assert 'raise error' in ended.detail and "RuntimeError: planted" in ended.detail
+
+
+def test_running_out_of_a_capped_memory_is_an_oom_for_real(tmp_path: Path) -> None:
+    ended = run(tmp_path, fault="oom", cap_gb=1.0)
+    assert ended.outcome == "oom"
+    assert ended.reason is not None and "can't allocate memory" in ended.reason
+
+
+def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_path: Path) -> None:
+    ended = run(tmp_path, fault="hang", limit_s=8)
+    assert ended.outcome == "timeout"
+    assert ended.reason is not None and "rank 1 was building the step" in ended.reason
+    assert not alive(tmp_path)
+
+
+def test_every_rank_hanging_is_ended_by_the_launch_limit_with_its_stack(tmp_path: Path) -> None:
+    ended = run(tmp_path, ranks=1, fault="hang", limit_s=4)
+    assert (ended.outcome, ended.reason) == ("timeout", "rank 0 did not finish within 4 s")
+    assert "steps.py" in ended.detail
+    assert not alive(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("nan", "the loss of step 1 is nan"),
+        ("frozen", "nothing was learned"),
+        ("no gradient sync", "data-parallel replicas differ: ranks 0 and 1 hold other parameters"),
+        ("too fast", "of the device's peak is impossible"),
+        ("wrong formula", "(-50.0%): one of them is wrong"),
+    ],
+)
+def test_a_planted_fault_makes_the_launch_invalid(tmp_path: Path, fault: str, reason: str) -> None:
+    ended = run(tmp_path, fault=fault)
+    one = reduce(ended.traces, peak_tflops=1.0)
+    assert one.outcome == "invalid"
+    assert one.reason is not None and reason in one.reason
+
+
+def test_losses_of_a_right_step_are_those_of_the_unsharded_model_and_of_a_wrong_one_are_not(tmp_path: Path) -> None:
+    reference = reduce(run(tmp_path / "a", ranks=1, replicas=2).traces, peak_tflops=None).losses
+    right = reduce(run(tmp_path / "b").traces, peak_tflops=None).losses
+    wrong = reduce(run(tmp_path / "c", fault="wrong gradient").traces, peak_tflops=None).losses
+    assert loss_fault(right, reference, tolerance=0.001) is None
+    assert "it trains wrong" in str(loss_fault(wrong, reference, tolerance=0.05))
+
+
+def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) -> None:
+    assert run(tmp_path).outcome == "ok"
+    (tmp_path / "job" / "trace-1.json").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "-m", "pytest_trainbench.worker", str(tmp_path / "job" / "job.json")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "job" / "trace-1.json").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys; from pathlib import Path\n"
+        f"sys.path.insert(0, {HERE!r})\n"
+        "if __name__ == '__main__':\n"
+        "    from test_launch import run\n"
+        f"    run(Path({str(tmp_path)!r}), fault='hang', limit_s=200)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        started = tmp_path / "job" / "progress-1"
+        while not (started.exists() and "building" in started.read_text()) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(alive(tmp_path)) == 2
+        os.kill(parent.pid, getattr(signal, name))
+        parent.wait(timeout=60)
+    finally:
+        parent.kill()
+    assert wait_until_gone(tmp_path) == []
+    assert parent.returncode != 0
+
+
+def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a collective's limit \(9 s\) must be below the launch's \(5 s\)"):
+        Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
+            limit_s=5, collective_limit_s=9)  # fmt: skip
+
+
+def test_the_fork_server_takes_modules_that_are_not_there(tmp_path: Path) -> None:
+    launching.start_fork_server("no_such_module torch.distributed.fsdp")
+    assert run(tmp_path).outcome == "ok"
