@@ -55,8 +55,8 @@ def find(
     """What this process may use, looking only as far as ``request`` (the value of ``--hw``) needs.
 
     Honours ``CUDA_VISIBLE_DEVICES``. Where NVML is missing or fails there are no NVIDIA devices, and
-    ``hidden`` says why. Raises :class:`HardwareNotFound` for a device that MIG splits and of which no instance
-    is named. ``nvml`` (the module ``pynvml``), ``root`` (above ``dev``, ``proc``) and ``probe`` are for tests.
+    ``hidden`` says why. Raises :class:`HardwareNotFound` for a device that MIG splits, where no instance is
+    named. ``nvml`` (the module ``pynvml``), ``root`` (above ``dev``, ``proc``), ``probe``: for tests.
     """
     cpu = Found(
         cpu_model=_cpu_model(root),
