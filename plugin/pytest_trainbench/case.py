@@ -57,7 +57,7 @@ class Case:
         """A file name for this case: readable, unique through a hash of :attr:`id`."""
         function = self.builder.rpartition(":")[2]
         words = [str(self.params[name]) for name in sorted(self.params) if isinstance(self.params[name], str)]
-        readable = re.sub(r"[^a-z0-9.]+", "-", "-".join([function, *words, str(self.mesh)]).lower()).strip("-")
+        readable = re.sub(r"[^a-z0-9._]+", "-", "-".join([function, *words, str(self.mesh)]).lower()).strip("-")
         return f"{readable[:80]}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
 
     def to_json(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_trainbench.environment import Difference
 from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical
 from pytest_trainbench.record import Record
 
@@ -62,7 +63,7 @@ class Verdict:
     outcome: str
     reason: str | None = None
     changes: tuple[Change, ...] = ()
-    suspects: tuple[tuple[str, str, str], ...] = ()
+    suspects: tuple[Difference, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -79,8 +80,8 @@ def judge(
     record: Record,
     baseline: Record | None,
     *,
-    must_match: Sequence[tuple[str, str, str]] = (),
-    suspects: Sequence[tuple[str, str, str]] = (),
+    must_match: Sequence[Difference] = (),
+    suspects: Sequence[Difference] = (),
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``.
 
