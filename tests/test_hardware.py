@@ -68,8 +68,8 @@ def test_row_is_consistent(row: Accelerator):
     if "tf32" in peak:
         assert peak["fp16"] == pytest.approx(2 * peak["tf32"], rel=0.03)
         assert peak["fp32"] <= peak["tf32"]
-    # Sparse figures throughout would fit each other, but not the vector units, beside which tensor cores before
-    # Blackwell have at most 16 times the rate.
+    # Sparse figures throughout would fit each other, but not the vector units: before Blackwell, tensor cores
+    # have at most 16 times their rate.
     if "fp16" in peak and row.family != "b200":
         assert peak["fp16"] <= 16.1 * peak["fp32"]
     if "fp16" in peak and "bf16" in peak:
