@@ -74,10 +74,11 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     result.stdout.fnmatch_lines(
         [
             "regression: mine: step is *% worse (sees ≥ *%)",
+            "  changed   step: * ms  −*% (+ is better; sees ≥ *%)  regression",
             "  baseline  *baselines/cpu-*/my_step-dp2-*.json, saved 20*",
             "  launches  3 against 3",
             "  differs   *",
-            "  accept    pytest test_it.py::test_mine --hw cpu *--save-baseline",
+            "  accept    pytest test_it.py::test_mine *--hw cpu *--save-baseline",
             "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
             "*trainbench: 1 regression*",
         ]
@@ -146,7 +147,7 @@ def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> No
     )
     result = pytest_run(project, "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*needs 16 devices, has 4", "skipped: mine: needs 16 devices, has 4"])
+    result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
 
 
 def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:
