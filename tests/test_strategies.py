@@ -16,7 +16,9 @@ from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
-WORK = {"model": "gpt-tiny", "sequence": 32, "micro_batch": 2}
+WORK = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}
+NO_FP16 = "Type fp16 is not supported on your device."
+"""DeepSpeed's word on CPUs without fp16 instructions."""
 
 
 def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:train_step", **params: object) -> Launch:
@@ -32,6 +34,8 @@ def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:tra
             import_path=(str(ROOT), str(ROOT / "tests")),
         )
     )
+    if ended.reason and NO_FP16 in ended.reason:
+        pytest.skip(NO_FP16)
     assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
     return reduce(ended.traces, peak_tflops=None)
 
