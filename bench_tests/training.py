@@ -44,9 +44,6 @@ def train_step(
 
     # TF32 is a switch of the whole process; the other formats are chosen tensor by tensor.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    if mesh.device_type == "cpu":
-        # torch's FLOP counter does not know the fused attention kernel of the CPU.
-        torch.backends.cuda.enable_flash_sdp(False)
     device = torch.empty(0, device=mesh.device_type).device  # with its index
     recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
     module = model_row.build(device)

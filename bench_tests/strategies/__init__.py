@@ -42,12 +42,13 @@ DDP_OPTIONS = {
     "broadcast_buffers": False,
 }
 
-ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True}
+ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 200_000_000, "overlap_comm": True}
 
 STRATEGIES = {
     "ddp-fp32": Strategy(
         function="bench_tests.strategies.ddp:ddp",
         title="no acceleration (plain DDP)",
+        options=DDP_OPTIONS,
         amp=False,
     ),
     "ddp": Strategy(
@@ -73,12 +74,12 @@ STRATEGIES = {
     "fsdp1": Strategy(
         function="bench_tests.strategies.fsdp:fsdp1",
         title="AMP + Fully Sharded Data Parallel (torch FSDP1)",
-        options={"forward_prefetch": True, "limit_all_gathers": True, "use_orig_params": False},
+        options={"forward_prefetch": False, "limit_all_gathers": False, "use_orig_params": False},
     ),
     "fsdp2": Strategy(
         function="bench_tests.strategies.fsdp:fsdp2",
         title="AMP + Fully Sharded Data Parallel (torch FSDP2)",
-        options={"reshard_after_forward": True, "prefetch_blocks": 1, "local_optimizer": True},
+        options={"reshard_after_forward": True},
     ),
     "zero1": Strategy(
         function="bench_tests.strategies.zero:zero",
@@ -101,7 +102,7 @@ STRATEGIES = {
             "stage3_prefetch_bucket_size": 100_000_000,
             "stage3_param_persistence_threshold": 100_000,
             "stage3_max_live_parameters": 1_000_000_000,
-            "stage3_max_reuse_distance": 0,
+            "stage3_max_reuse_distance": 1_000_000_000,
         },
     ),
 }

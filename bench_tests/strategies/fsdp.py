@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
-    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -56,60 +55,18 @@ def fsdp1(
     )
 
 
-def fsdp2(
-    model: LanguageModel,
-    dp: DeviceMesh,
-    recipe: Recipe,
-    *,
-    reshard_after_forward: bool,
-    prefetch_blocks: int,
-    local_optimizer: bool,
-) -> Trainee:
-    """``prefetch_blocks`` is how many blocks ahead parameters are gathered, forward and backward.
-
-    With ``local_optimizer`` AdamW works on the plain tensors that a DTensor keeps of each parameter: an
-    element-wise update needs no placement rules, and working them out for every parameter costs the host
-    more than the update.
-    """
+def fsdp2(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool) -> Trainee:
+    """Each block gathers the next one's parameters by itself while it runs: asking for more ahead
+    (``set_modules_to_forward_prefetch``) made 4 H200s slower, since the host has to do the asking."""
     policy = MixedPrecisionPolicy(param_dtype=recipe.dtype, reduce_dtype=torch.float32)
-    blocks = [
+    for block in model.blocks:
         fully_shard(block, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-        for block in model.blocks
-    ]
     # What is left, embeddings and head, is the last thing forward and the first thing backward: keep it
     # gathered.
     fully_shard(model, mesh=dp, mp_policy=policy, reshard_after_forward=False)
-    _prefetch(blocks, ahead=prefetch_blocks)
 
-    parameters = list(model.parameters())
-    if local_optimizer:
-        shards = [nn.Parameter(shard) for shard in _local(parameters)]
-        run = step(
-            model,
-            recipe.adamw(shards),
-            scaler=recipe.sharded_scaler(dp.get_group()),
-            before_update=lambda: _hand_over_gradients(parameters, shards),
-        )
-    else:
-        run = step(model, recipe.adamw(parameters), scaler=recipe.scaler())
-    return Trainee(run=run, parameters=lambda: _local(parameters), replicated=False)
+    def shards() -> Iterable[Tensor]:
+        return (parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor))
 
-
-def _prefetch(blocks: list[FSDPModule], *, ahead: int) -> None:
-    """Have each block start to gather those that run after it, before the host gets there."""
-    for index, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
-        block.set_modules_to_backward_prefetch(blocks[max(index - ahead, 0) : index][::-1])
-
-
-@torch.no_grad()
-def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's part of each DTensor, sharing its memory."""
-    return [tensor.to_local() for tensor in tensors if isinstance(tensor, DTensor)]
-
-
-@torch.no_grad()
-def _hand_over_gradients(parameters: list[nn.Parameter], shards: list[nn.Parameter]) -> None:
-    for parameter, shard in zip(parameters, shards, strict=True):
-        assert isinstance(parameter.grad, DTensor)
-        shard.grad, parameter.grad = parameter.grad.to_local(), None
+    optimizer = recipe.adamw(model.parameters())
+    return Trainee(run=step(model, optimizer, scaler=recipe.scaler()), parameters=shards, replicated=False)
