@@ -29,7 +29,10 @@ def path_of(folder: Path, hardware: str, case: Case) -> Path:
 
 
 def load(folder: Path, hardware: str, case: Case) -> Record | None:
-    """The baseline of ``case``, or ``None``. Raises ``ValueError`` for a file that is there but cannot be used."""
+    """The baseline of ``case``, or ``None``.
+
+    Raises ``ValueError`` for a file that is there but cannot be used.
+    """
     path = path_of(folder, hardware, case)
     if not path.exists():
         return None
@@ -47,12 +50,13 @@ def count(folder: Path, hardware: str) -> int:
 def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
     """Store ``records`` (by case id) and leave every other case as it is.
 
-    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole. Raises
-    ``ValueError``, before anything is written, if one of the records must not become a baseline.
+    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole.
+    Raises ``ValueError``, before anything is written, if one of the records must not become a baseline.
     """
     for record in records.values():
         if record.outcome not in KEPT_OUTCOMES:
-            raise ValueError(f"{record.label} ended {record.outcome!r} and cannot become a baseline: {record.reason}")
+            ended = f"{record.label} ended {record.outcome!r}"
+            raise ValueError(f"{ended} and cannot become a baseline: {record.reason}")
     return [_save(folder, record) for record in records.values()]
 
 

@@ -11,8 +11,9 @@ from pytest_trainbench.record import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Statistical:
-    """Judged against the noise between launches. A change under ``floor`` is never a regression, however certain;
-    where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of the baseline."""
+    """Judged against the noise between launches. A change under ``floor`` is never a regression, however
+    certain; where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of
+    the baseline."""
 
     floor: float
     tolerance: float
@@ -61,7 +62,8 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not repeatable."""
+    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
+    repeatable."""
 
     title: str
     unit: str
@@ -71,7 +73,8 @@ class Metric:
 
 
 def counted_flops(traces: Sequence[Trace]) -> float | None:
-    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not count."""
+    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not
+    count."""
     counts = [trace.flops_counted for trace in traces]
     return None if None in counts else sum(count for count in counts if count is not None)
 

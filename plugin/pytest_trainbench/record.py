@@ -1,4 +1,4 @@
-"""What was measured: traces (one a rank), launches (one a process launch), records (one a case). All JSON-able."""
+"""What was measured: traces (one a rank), launches (one a process launch), records (one a case)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 class Trace:
     """What one rank saw of one launch; written by the rank as JSON.
 
-    step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where this
-    rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step on all ranks
-    by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name. phases_s: seconds by
-    phase.
+    step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
+    this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
+    on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
+    phases_s: seconds by phase.
     """
 
     rank: int
@@ -55,9 +55,9 @@ class Trace:
 class Launch:
     """One process launch, its ranks reduced: the unit of evidence.
 
-    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the steady
-    window that ``metrics`` (values by metric name) were read from. losses are the mean over data-parallel ranks, from
-    the first step on. ``reason`` says why ``outcome`` is not ``ok``.
+    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
+    steady window that ``metrics`` (values by metric name) were read from. losses are the mean over
+    data-parallel ranks, from the first step on. ``reason`` says why ``outcome`` is not ``ok``.
     """
 
     outcome: str = "ok"
@@ -76,7 +76,8 @@ class Launch:
         if self.outcome == "ok":
             broken = {name: value for name, value in self.metrics.items() if not math.isfinite(value)}
             if broken or not self.step_ms or min(self.step_ms) <= 0:
-                raise ValueError(f"an ok launch has finite metrics and step times above 0, not {broken or self.step_ms}")
+                found = broken or self.step_ms
+                raise ValueError(f"an ok launch has finite metrics and step times above 0, not {found}")
 
     @property
     def steady_ms(self) -> list[float]:
@@ -87,8 +88,8 @@ class Launch:
 class Record:
     """All launches of one case in one session, with what is needed to compare them later.
 
-    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the hardware id,
-    ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
+    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the
+    hardware id, ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
     """
 
     case: Case
@@ -143,9 +144,10 @@ class Record:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """JSON for people and for ``git diff``: indented, a list of numbers on one line, floats to 6 significant digits."""
+    """JSON for people and ``git diff``: indented, a list of numbers on one line, 6 significant digits."""
     text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]", lambda list_: f"[{' '.join(list_[1].split())}]", text) + "\n"
+    numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
+    return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def read_record(path: Path) -> Record:
@@ -159,7 +161,8 @@ def read_record(path: Path) -> Record:
             raise ValueError(f"its format is version {data['schema']}; this pytest-trainbench reads {SCHEMA}")
         record = Record.from_json(data)
         if record.case.id != data["id"]:
-            raise ValueError(f"its id {data['id']!r} is not that of its case, {record.case.id!r}: it was edited by hand")
+            ids = f"its id {data['id']!r} is not that of its case, {record.case.id!r}"
+            raise ValueError(f"{ids}: it was edited by hand")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no record: {type(error).__name__}: {error}") from error
     return record

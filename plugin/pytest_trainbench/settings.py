@@ -117,7 +117,7 @@ class Settings:
     report_md: Path | None
     preload: str
     strict: bool
-    """Whether a row without a baseline fails: so it is where ``CI`` is set, for there nobody reads a warning."""
+    """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
 
 
 def flag(name: str) -> str:
@@ -127,7 +127,7 @@ def flag(name: str) -> str:
 def read(
     command_line: Mapping[str, Any], environment: Mapping[str, str], ini: Mapping[str, str], root: Path
 ) -> Settings:
-    """Settings from their sources; ``command_line`` holds ``None``, and ``ini`` ``""``, for what was not given.
+    """Settings from their sources; what was not given is ``None`` in ``command_line``, ``""`` in ``ini``.
 
     Raises ``ValueError`` with one sentence that names the source of a value that makes no sense.
     """
@@ -138,12 +138,12 @@ def read(
             f"TRAINBENCH_{name.upper()}": environment.get(f"TRAINBENCH_{name.upper()}"),
             f"trainbench_{name} in the ini file": ini.get(name) or None,
         }
-        source, given = next(((key, value) for key, value in sources.items() if value is not None), ("", None))
+        found = ((source, value) for source, value in sources.items() if value is not None)
+        source, given = next(found, ("", None))
         try:
             values[name] = option.parse(str(given)) if given is not None else option.default
         except ValueError as error:
             raise ValueError(f"{source}={given} cannot be used: {error}") from None
     values["baseline_dir"] = root / values["baseline_dir"]
-    return Settings(
-        **values, preload=ini.get("preload", ""), strict=environment.get("CI", "").lower() not in ("", "0", "false")
-    )
+    strict = environment.get("CI", "").lower() not in ("", "0", "false")
+    return Settings(**values, preload=ini.get("preload", ""), strict=strict)

@@ -24,14 +24,14 @@ OUTCOMES: dict[str, str] = {
     "timeout": "fails",
     "crash": "fails",
 }
-"""How each outcome ends its test. ``no-baseline`` fails where ``CI`` is set, ``oom`` where the baseline fitted."""
+"""How each outcome ends its test; ``no-baseline`` fails where ``CI`` is set."""
 
 CONFIDENCE = 0.99
 """Two-sided, of the interval around a change between two sets of launches."""
 
 PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
-"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this many
-with this relative standard deviation (launches of one BERT step on H200 machines differ by 0.3 to 0.5 %)."""
+"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this
+many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
 
 ROUNDING = 1e-9
@@ -42,8 +42,8 @@ ROUNDING = 1e-9
 class Change:
     """One metric against its baseline.
 
-    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a fraction,
-    that these launches could have told from noise. ``outcome`` is ok, regression, improvement or noisy.
+    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a
+    fraction, that these launches could have told from noise. ``outcome``: ok, regression, improvement, noisy.
     """
 
     metric: str
@@ -84,8 +84,8 @@ def judge(
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``.
 
-    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects`` those
-    that may explain a change; both as (name, before, now).
+    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
+    those that may explain a change; both as (name, before, now).
     """
     listed = tuple(suspects)
     if record.outcome in ("invalid", "timeout", "crash"):
@@ -96,14 +96,16 @@ def judge(
         return Verdict(outcome="no-baseline", reason="there is no baseline for this case on this hardware")
     if must_match:
         what = "; ".join(f"{name} was {before}, is {now}" for name, before, now in must_match)
-        return Verdict(outcome="incomparable", reason=f"the baseline is of other conditions: {what}", suspects=listed)
+        reason = f"the baseline is of other conditions: {what}"
+        return Verdict(outcome="incomparable", reason=reason, suspects=listed)
     if record.outcome == "oom" or baseline.outcome == "oom":
         if record.outcome == baseline.outcome:
             return Verdict(outcome="oom", reason="out of memory, as in the baseline", suspects=listed)
         if record.outcome == "oom":
             reason = f"out of memory where the baseline fitted: {record.reason}"
             return Verdict(outcome="regression", reason=reason, suspects=listed)
-        return Verdict(outcome="improvement", reason="fits in memory where the baseline did not", suspects=listed)
+        reason = "fits in memory where the baseline did not"
+        return Verdict(outcome="improvement", reason=reason, suspects=listed)
     if lost := [name for name in METRICS if baseline.values(name) and not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
@@ -115,7 +117,8 @@ def judge(
     )
     for outcome in ("regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            return Verdict(outcome=outcome, reason="; ".join(map(describe, found)), changes=changes, suspects=listed)
+            reason = "; ".join(map(describe, found))
+            return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed)
     return Verdict(outcome="ok", changes=changes, suspects=listed)
 
 
@@ -156,8 +159,8 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change
 
 
 def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
-    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the launches,
-    with the prior's launches added to both."""
+    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
+    launches, with the prior's launches added to both."""
     from scipy.stats import t
 
     freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2

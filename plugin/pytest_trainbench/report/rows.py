@@ -21,8 +21,8 @@ MIB = 2**20
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
-    accept: the command that makes what was measured the baseline. by_hand: the command that runs the case without
-    pytest.
+    accept: the command that makes what was measured the baseline. by_hand: the command that runs the case
+    without pytest.
     """
 
     label: str
@@ -38,8 +38,8 @@ class Row:
 def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, everything as text, columns without any figure left out.
 
-    Figures are medians over the launches. Memory is what the most loaded rank's tensors held at their peak or, on a
-    CPU, where tensors are not counted, the peak resident set of its process.
+    Figures are medians over the launches. Memory is what the most loaded rank's tensors held at their peak
+    or, on a CPU, where tensors are not counted, the peak resident set of its process.
     """
     import pandas as pd
 

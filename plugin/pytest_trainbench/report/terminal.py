@@ -17,10 +17,7 @@ SUSPECTS_SHOWN = 12
 
 def summary(rows: Sequence[Row]) -> str:
     """The table, then one line a row that needs one, then how many rows ended how."""
-    text = table(rows)
-    numbers = [name for name in text if name not in ("case", "outcome")]
-    align = ["right" if name in numbers else "left" for name in text]
-    lines = [tabulate(text.to_dict("list"), headers="keys", tablefmt="simple", disable_numparse=True, colalign=align)]
+    lines = [grid(rows, "simple")]
     notes = [
         f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"
         for row in rows
@@ -35,6 +32,14 @@ def summary(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def grid(rows: Sequence[Row], form: str) -> str:
+    """The table in one of tabulate's forms."""
+    text = table(rows)
+    align = ["left" if name in ("case", "outcome") else "right" for name in text]
+    columns = text.to_dict("list")
+    return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
+
+
 def counts(rows: Sequence[Row]) -> str:
     """For example ``8 ok, 1 noisy, 1 regression``."""
     found = ((outcome, sum(row.verdict.outcome == outcome for row in rows)) for outcome in OUTCOMES)
@@ -44,7 +49,7 @@ def counts(rows: Sequence[Row]) -> str:
 def failure(row: Row) -> str:
     """What the person who finds this test red reads: how much, against what, what differs, what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
-    facts = [("changed" if number == 0 else "", _spell(change)) for number, change in enumerate(row.verdict.changes)]
+    facts = _listed("changed", [_spell(change) for change in row.verdict.changes])
     if row.baseline is not None and row.baseline_path is not None:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
@@ -69,8 +74,10 @@ def _replaced(save: Saved) -> str:
     if save.record.outcome != "ok":
         return save.record.outcome
     now = _middle(save.record.values("step_ms"))
-    if save.replaced is None or save.replaced.outcome != "ok":
-        return f"{now:,.2f} ms a step, new" if save.replaced is None else f"{now:,.2f} ms a step, was {save.replaced.outcome}"
+    if save.replaced is None:
+        return f"{now:,.2f} ms a step, new"
+    if save.replaced.outcome != "ok":
+        return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
     before = _middle(save.replaced.values("step_ms"))
     return f"{before:,.2f} → {now:,.2f} ms a step ({now / before - 1:+.1%})"
 
@@ -95,4 +102,8 @@ def _suspects(row: Row) -> list[tuple[str, str]]:
     more = len(texts) - SUSPECTS_SHOWN
     if more > 0:
         texts = [*texts[:SUSPECTS_SHOWN], f"and {more} more"]
-    return [("differs" if number == 0 else "", text) for number, text in enumerate(texts)]
+    return _listed("differs", texts)
+
+
+def _listed(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
