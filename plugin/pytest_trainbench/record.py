@@ -57,7 +57,8 @@ class Launch:
 
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
     steady window that ``metrics`` (values by metric name) were read from. losses are the mean over
-    data-parallel ranks, from the first step on. ``reason`` says why ``outcome`` is not ``ok``.
+    data-parallel ranks, from the first step on, up to the first that is not finite: every number here is.
+    ``reason`` says why ``outcome`` is not ``ok``.
     """
 
     outcome: str = "ok"
@@ -73,11 +74,11 @@ class Launch:
             raise ValueError(f"a launch ends as one of {', '.join(LAUNCH_OUTCOMES)}, not {self.outcome!r}")
         if (self.outcome == "ok") != (self.reason is None):
             raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
-        if self.outcome == "ok":
-            broken = {name: value for name, value in self.metrics.items() if not math.isfinite(value)}
-            if broken or not self.step_ms or min(self.step_ms) <= 0:
-                found = broken or self.step_ms
-                raise ValueError(f"an ok launch has finite metrics and step times above 0, not {found}")
+        numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.phases_s.values()]
+        if broken := [number for number in numbers if not math.isfinite(number)]:
+            raise ValueError(f"a launch holds finite numbers, not {broken}")
+        if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
+            raise ValueError(f"an ok launch has step times above 0, not {self.step_ms}")
 
     @property
     def steady_ms(self) -> list[float]:

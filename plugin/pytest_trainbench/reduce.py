@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from pytest_trainbench.metrics import METRICS, Window, counted_flops
 from pytest_trainbench.record import Launch, Trace
@@ -52,7 +53,7 @@ def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
         reason=fault,
         step_ms=slowest_ms,
         steady_from=start,
-        losses=losses,
+        losses=list(takewhile(math.isfinite, losses)),
         metrics={name: value for name, value in readings.items() if value is not None},
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
     )
