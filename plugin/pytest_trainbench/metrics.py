@@ -79,6 +79,12 @@ def counted_flops(traces: Sequence[Trace]) -> float | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
+def _flops(window: Window) -> int | None:
+    """A whole number, so that storing it loses nothing and it can be compared exactly."""
+    flops = counted_flops(window.traces) or window.traces[0].flops
+    return None if flops is None else round(flops)
+
+
 def _mfu(window: Window) -> float | None:
     tflops = window.tflops_per_device
     return None if tflops is None or window.peak_tflops is None else tflops / window.peak_tflops
@@ -132,7 +138,7 @@ METRICS: dict[str, Metric] = {
         unit="FLOP",
         higher_is_better=False,
         gate=Exact(),
-        read=lambda window: counted_flops(window.traces) or window.traces[0].flops,
+        read=_flops,
     ),
     "tflops_per_device": Metric(
         title="TFLOPS per device",

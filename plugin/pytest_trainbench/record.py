@@ -145,7 +145,10 @@ class Record:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """JSON for people and ``git diff``: indented, a list of numbers on one line, 6 significant digits."""
+    """JSON for people and ``git diff``: indented, and a list of numbers on one line.
+
+    Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are.
+    """
     text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
     numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
@@ -171,7 +174,7 @@ def read_record(path: Path) -> Record:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 1)
+        return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
