@@ -13,7 +13,7 @@ from pytest_trainbench.record import Trace
 class Statistical:
     """Judged against the noise between launches. A change under ``floor`` is never a regression, however
     certain; where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of
-    the baseline."""
+    the baseline. Its values are above 0."""
 
     floor: float
     tolerance: float

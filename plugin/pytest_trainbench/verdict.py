@@ -34,10 +34,6 @@ PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
 many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
 
-ROUNDING = 1e-9
-"""Relative difference that two equal whole numbers may show after their logarithms were taken."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One metric against its baseline.
@@ -133,36 +129,31 @@ def describe(change: Change) -> str:
 
 def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
     metric = METRICS[name]
-    log_before, log_now = [math.log(value) for value in before], [math.log(value) for value in now]
-    ratio = statistics.fmean(log_now) - statistics.fmean(log_before)
-    better = math.expm1(ratio) if metric.higher_is_better else -math.expm1(ratio)
     match metric.gate:
         case Statistical(floor=floor, tolerance=tolerance):
-            sees = max(floor, math.expm1(_half_width(log_before, log_now)))
+            middle = statistics.geometric_mean
+            sees = max(floor, math.expm1(_half_width(before, now)))
             outcome = "noisy" if sees > tolerance else "ok"
         case Relative(limit=limit):
-            sees, outcome = limit, "ok"
+            middle, sees, outcome = statistics.median, limit, "ok"
         case Exact():
-            sees, outcome = ROUNDING, "ok"
+            middle, sees, outcome = statistics.median, 0.0, "ok"
         case None:
             raise ValueError(f"{name} is not judged")
-    if abs(better) > sees:
+    old, new = middle(before), middle(now)
+    grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
+    better = grown if metric.higher_is_better else -grown
+    if not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
-    return Change(
-        metric=name,
-        before=math.exp(statistics.fmean(log_before)),
-        now=math.exp(statistics.fmean(log_now)),
-        change=better,
-        sees=sees,
-        outcome=outcome,
-    )
+    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
 
 
 def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
-    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
-    launches, with the prior's launches added to both."""
+    """Half the interval of the difference of the means of the values' logs: Student's t on the pooled variance
+    of the launches, with the prior's launches added to both."""
     from scipy.stats import t
 
+    before, now = [math.log(value) for value in before], [math.log(value) for value in now]
     freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
     squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(
         statistics.pvariance(side) * len(side) for side in (before, now)
