@@ -162,13 +162,15 @@ def read_record(path: Path) -> Record:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
-            raise ValueError(f"its format is version {data['schema']}; this pytest-trainbench reads {SCHEMA}")
+            raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
         record = Record.from_json(data)
         if record.case.id != data["id"]:
             ids = f"its id {data['id']!r} is not that of its case, {record.case.id!r}"
             raise ValueError(f"{ids}: it was edited by hand")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no record: {type(error).__name__}: {error}") from error
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a record: {error}") from error
     return record
 
 
