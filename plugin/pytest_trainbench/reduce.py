@@ -69,7 +69,10 @@ def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: f
     steps = min(len(losses), len(reference))
     if steps < 2:
         return f"only {steps} of its losses can be held against the reference's"
-    fall = max(reference[:steps]) - min(reference[:steps])
+    fall = reference[0] - min(reference[:steps])
+    if not fall > 0 or not all(map(math.isfinite, reference[:steps])):
+        seen = ", ".join(f"{loss:.4f}" for loss in reference[:steps])
+        return f"the unsharded model learned nothing to compare with: its losses were {seen}"
     apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
     worst = max(range(steps), key=apart.__getitem__)
     if apart[worst] <= tolerance * fall:
