@@ -16,14 +16,14 @@ FLOPS_AGREEMENT = 0.01
 
 
 def steady_from(step_ms: Sequence[float]) -> int:
-    """Index of the first step of the steady window; at most half of the steps are cut.
+    """Index of the first step of the steady window; less than half of the steps are cut.
 
     The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is
     smallest. Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation
     output", Simulation 69(6), 1997.
     """
     best, best_score = 0, math.inf
-    for start in range(len(step_ms) // 2 + 1):
+    for start in range(max(1, len(step_ms) // 2)):
         rest = step_ms[start:]
         score = statistics.pvariance(rest) / len(rest)
         if score < best_score:
