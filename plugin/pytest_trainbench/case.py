@@ -91,4 +91,14 @@ def builder_path(builder: str | Callable[..., Any]) -> str:
 
 
 def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Text without quotes where that cannot be taken for another value."""
+    plain = isinstance(value, str) and re.fullmatch(r"[\w.+/:-]+", value) and not _is_json(value)
+    return str(value) if plain else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
