@@ -48,7 +48,7 @@ class Case:
         """
         words = [f"{name}={_spell(self.params[name])}" for name in sorted(self.params)]
         if self.memory_cap_gb is not None:
-            words.append(f"memory_cap={self.memory_cap_gb:g}GB")
+            words.append(f"memory cap {self.memory_cap_gb!r} GB")
         if self.version != 1:
             words.append(f"v{self.version}")
         return f"{self.builder.rpartition(':')[2]}({', '.join(words)}) @ {self.mesh}"
