@@ -92,7 +92,7 @@ def _mfu(window: Window) -> float | None:
 
 METRICS: dict[str, Metric] = {
     "step_ms": Metric(
-        title="step",
+        title="step time",
         unit="ms",
         higher_is_better=False,
         gate=Statistical(floor=0.01, tolerance=0.05),

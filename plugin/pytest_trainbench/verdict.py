@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical
@@ -34,6 +34,10 @@ PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
 many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
 
+Difference = tuple[str, object, object]
+"""Of two environments: the name of a fact, what it was, and what it is; ``None`` where it is not known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One metric against its baseline.
@@ -53,12 +57,12 @@ class Change:
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
-    ``suspects`` what differs in the environment: (name, before, now)."""
+    ``suspects`` what differs in the environment."""
 
     outcome: str
     reason: str | None = None
     changes: tuple[Change, ...] = ()
-    suspects: tuple[tuple[str, str, str], ...] = ()
+    suspects: tuple[Difference, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -75,13 +79,13 @@ def judge(
     record: Record,
     baseline: Record | None,
     *,
-    must_match: Sequence[tuple[str, str, str]] = (),
-    suspects: Sequence[tuple[str, str, str]] = (),
+    must_match: Sequence[Difference] = (),
+    suspects: Sequence[Difference] = (),
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``.
 
     ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
-    those that may explain a change; both as (name, before, now).
+    those that may explain a change.
     """
     listed = tuple(suspects)
     if record.outcome in ("invalid", "timeout", "crash"):
@@ -91,7 +95,7 @@ def judge(
             return Verdict(outcome="oom", reason=record.reason)
         return Verdict(outcome="no-baseline", reason="there is no baseline for this case on this hardware")
     if must_match:
-        what = "; ".join(f"{name} was {before}, is {now}" for name, before, now in must_match)
+        what = "; ".join(f"{name} was {fact(before)}, is {fact(now)}" for name, before, now in must_match)
         reason = f"the baseline is of other conditions: {what}"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
     if record.outcome == "oom" or baseline.outcome == "oom":
@@ -122,22 +126,33 @@ def describe(change: Change) -> str:
     """One change in words: what, by how much, and how little could have been seen."""
     title = METRICS[change.metric].title
     if change.outcome == "noisy":
-        return f"only a change of {title} of {change.sees:.1%} or more could have been seen"
+        return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
     word = "better" if change.change > 0 else "worse"
-    return f"{title} is {abs(change.change):.1%} {word} (sees ≥ {change.sees:.1%})"
+    return f"{title} {percent(abs(change.change))} {word} (sees ≥ {percent(change.sees)})"
+
+
+def percent(fraction: float) -> str:
+    """One decimal, or as many as it takes to show that a fraction is not 0."""
+    return f"{fraction:.1%}" if round(fraction, 3) or not fraction else f"{fraction * 100:.1g}%"
+
+
+def fact(value: object) -> str:
+    """A fact of an environment in words."""
+    return "not known" if value is None else str(value)
 
 
 def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
     metric = METRICS[name]
+    middle: Callable[[Sequence[float]], float] = statistics.median
     match metric.gate:
         case Statistical(floor=floor, tolerance=tolerance):
             middle = statistics.geometric_mean
             sees = max(floor, math.expm1(_half_width(before, now)))
             outcome = "noisy" if sees > tolerance else "ok"
         case Relative(limit=limit):
-            middle, sees, outcome = statistics.median, limit, "ok"
+            sees, outcome = limit, "ok"
         case Exact():
-            middle, sees, outcome = statistics.median, 0.0, "ok"
+            sees, outcome = 0.0, "ok"
         case None:
             raise ValueError(f"{name} is not judged")
     old, new = middle(before), middle(now)
@@ -149,8 +164,8 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change
 
 
 def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
-    """Half the interval of the difference of the means of the values' logs: Student's t on the pooled variance
-    of the launches, with the prior's launches added to both."""
+    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
+    launches, with the prior's launches added to both."""
     from scipy.stats import t
 
     before, now = [math.log(value) for value in before], [math.log(value) for value in now]
