@@ -36,9 +36,14 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
     path = path_of(folder, hardware, case)
     if not path.exists():
         return None
-    record = read_record(path)
-    if record.case.id != case.id:
-        raise ValueError(f"{path} holds the baseline of {record.case.id!r}: it was renamed or edited by hand")
+    try:
+        record = read_record(path)
+        if record.case.id != case.id:
+            raise ValueError(f"{path} holds {record.case.id!r}: it was renamed or edited by hand")
+        if record.outcome not in KEPT_OUTCOMES:
+            raise ValueError(f"{path} holds a run that ended {record.outcome!r} and is no baseline")
+    except ValueError as error:
+        raise ValueError(f"{error}; --save-baseline writes it anew") from error
     return record
 
 
