@@ -127,8 +127,14 @@ def describe(change: Change) -> str:
     title = METRICS[change.metric].title
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
-    word = "better" if change.change > 0 else "worse"
-    return f"{title} {percent(abs(change.change))} {word} (sees ≥ {percent(change.sees)})"
+    return f"{title} {movement(change)} (sees ≥ {percent(change.sees)})"
+
+
+def movement(change: Change) -> str:
+    """For example ``1.2% worse``."""
+    if change.change == 0:
+        return "unchanged"
+    return f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
 
 
 def percent(fraction: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.report.terminal import counts, failure, grid
+from pytest_trainbench.report.terminal import counts, failure, grid, notes
 from pytest_trainbench.verdict import OUTCOMES
 
 
@@ -15,6 +15,6 @@ def report(rows: Sequence[Row], header: str) -> str:
         if OUTCOMES[row.verdict.outcome] == "fails":
             block = f"```text\n{failure(row)}\n```"
             parts.append(f"<details open><summary>{row.label}</summary>\n\n{block}\n\n</details>")
-        elif row.verdict.reason:
-            parts.append(f"- {row.verdict.outcome}: `{row.label}`: {row.verdict.reason}")
+    if said := notes(rows):
+        parts.append("\n".join(f"- {note}" for note in said))
     return "\n\n".join(parts) + "\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from statistics import median
 
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.metrics import METRICS
-from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.verdict import OUTCOMES, Change
+from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement, percent
 
 SUSPECTS_SHOWN = 12
 
@@ -18,17 +19,8 @@ SUSPECTS_SHOWN = 12
 def summary(rows: Sequence[Row]) -> str:
     """The table, then one line a row that needs one, then how many rows ended how."""
     lines = [grid(rows, "simple")]
-    notes = [
-        f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"
-        for row in rows
-        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails"
-    ]
-    # A reason that is the same for every row is said once.
-    reasons = {row.verdict.reason for row in rows}
-    if len(rows) > 1 and len(reasons) == 1 and notes:
-        notes = [f"{rows[0].verdict.outcome}: every row: {rows[0].verdict.reason}"]
-    if notes:
-        lines += ["", *notes]
+    if said := notes(rows):
+        lines += ["", *said]
     return "\n".join(lines)
 
 
@@ -38,6 +30,18 @@ def grid(rows: Sequence[Row], form: str) -> str:
     align = ["left" if name in ("case", "outcome") else "right" for name in text]
     columns = text.to_dict("list")
     return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Why rows ended as they did, for those that did not fail (see :func:`failure`); each reason once."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails":
+            labels.setdefault((row.verdict.outcome, row.verdict.reason), []).append(row.label)
+    return [
+        f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
+        for (outcome, reason), who in labels.items()
+    ]
 
 
 def counts(rows: Sequence[Row]) -> str:
@@ -73,32 +77,29 @@ def saved(saves: Sequence[Saved]) -> str:
 def _replaced(save: Saved) -> str:
     if save.record.outcome != "ok":
         return save.record.outcome
-    now = _middle(save.record.values("step_ms"))
+    now = median(save.record.values("step_ms"))
     if save.replaced is None:
         return f"{now:,.2f} ms a step, new"
     if save.replaced.outcome != "ok":
         return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
-    before = _middle(save.replaced.values("step_ms"))
-    return f"{before:,.2f} → {now:,.2f} ms a step ({now / before - 1:+.1%})"
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    before = median(save.replaced.values("step_ms"))
+    how = "slower" if now > before else "faster"
+    return f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
 
 
 def _spell(change: Change) -> str:
     metric = METRICS[change.metric]
-    sign = f"{change.change:+.1%}".replace("-", "−")
-    return (
-        f"{metric.title}: {change.before:,.6g} → {change.now:,.6g} {metric.unit}"
-        f"  {sign} (+ is better; sees ≥ {change.sees:.1%})  {change.outcome}"
-    )
+    before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
+    if unit == "B":
+        before, now, unit = mib(change.before), mib(change.now), "MiB"
+    moved = f"{movement(change)} (sees ≥ {percent(change.sees)})"
+    return f"{metric.title}: {before} → {now} {unit}, {moved}: {change.outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
     if not row.verdict.suspects:
         return [("differs", "nothing that is recorded of the environment")]
-    texts = [f"{name}: {before} → {now}" for name, before, now in row.verdict.suspects]
+    texts = [f"{name}: {fact(before)} → {fact(now)}" for name, before, now in row.verdict.suspects]
     more = len(texts) - SUSPECTS_SHOWN
     if more > 0:
         texts = [*texts[:SUSPECTS_SHOWN], f"and {more} more"]
