@@ -59,7 +59,7 @@ class Case:
         function = self.builder.rpartition(":")[2]
         words = [value for _, value in sorted(self.params.items()) if isinstance(value, str)]
         text = "-".join([function, *words, str(self.mesh)]).lower()
-        readable = re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+        readable = re.sub(r"[^a-z0-9._]+", "-", text).strip("-")
         return f"{readable[:80]}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
 
     def to_json(self) -> dict[str, Any]:

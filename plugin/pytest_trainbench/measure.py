@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_trainbench.step import Step
 
@@ -64,7 +64,7 @@ def run(
     of steps. ``phase`` is told what begins. Between the first and the last timed step nothing synchronises
     with the device: a mark is recorded after each step and all marks are read at the end.
     """
-    clock = _DeviceClock(device) if device.type != "cpu" else _HostClock()
+    clock = clock_of(device)
     losses: list[torch.Tensor | None] = []
 
     phase("counting FLOPs")
@@ -87,19 +87,29 @@ def run(
     gc.collect()
     gc.freeze()
     slowest(0.0)
-    marks: list[Any] = [clock.mark()]
-    for _ in range(count):
-        losses.append(step.run())
-        marks.append(clock.mark())
-    clock.synchronize()
+    step_ms, timed_losses = timed_loop(step.run, count, clock)
     gc.unfreeze()
+    losses.extend(timed_losses)
 
     return Timing(
-        step_ms=[clock.elapsed_ms(before, after) for before, after in pairwise(marks)],
+        step_ms=step_ms,
         losses=[None if loss is None else float(loss) for loss in losses],
         flops_counted=None if counter is None else float(counter.get_total_flops()),
         memory=peak_memory(device),
     )
+
+
+def timed_loop(
+    run: Callable[[], torch.Tensor | None], count: int, clock: Clock
+) -> tuple[list[float], list[torch.Tensor | None]]:
+    """Wall time (ms) of each of ``count`` calls, and what they returned."""
+    losses: list[torch.Tensor | None] = []
+    marks = [clock.mark()]
+    for _ in range(count):
+        losses.append(run())
+        marks.append(clock.mark())
+    clock.synchronize()
+    return [clock.elapsed_ms(before, after) for before, after in pairwise(marks)], losses
 
 
 def losses(step: Step, steps: int) -> list[float | None]:
@@ -169,33 +179,51 @@ def _counter(step: Step) -> Any:
     return FlopCounterMode(display=False)
 
 
+class Clock(Protocol):
+    """Marks moments in the order in which work is done, without waiting for it."""
+
+    def mark(self) -> Any: ...
+
+    def elapsed_ms(self, before: Any, after: Any) -> float: ...
+
+    def synchronize(self) -> None:
+        """Wait until all work so far is done; only then may marks be read."""
+
+
+def clock_of(device: torch.device) -> Clock:
+    return _HostClock() if device.type == "cpu" else _DeviceClock(device)
+
+
 class _DeviceClock:
     """Events in the device's own queue."""
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self.device = device
-        self.event = torch.Event
-        self.synchronize = torch.accelerator.synchronize
 
     def mark(self) -> torch.Event:
-        event = self.event(device=self.device, enable_timing=True)
+        import torch
+
+        event = torch.Event(device=self.device, enable_timing=True)
         event.record()
         return event
 
     def elapsed_ms(self, before: torch.Event, after: torch.Event) -> float:
-        return before.elapsed_time(after)
+        return float(before.elapsed_time(after))
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.accelerator.synchronize(self.device)
 
 
 class _HostClock:
     """Work on a CPU is done when the call returns."""
-
-    def synchronize(self) -> None:
-        pass
 
     def mark(self) -> int:
         return time.perf_counter_ns()
 
     def elapsed_ms(self, before: int, after: int) -> float:
         return (after - before) / 1e6
+
+    def synchronize(self) -> None:
+        pass

@@ -42,6 +42,7 @@ class Session:
         self.settings = options
         self.rows: list[Row] = []
         self.saves: list[baseline.Saved] = []
+        self.hidden = ""
         self._hardware: Hardware | None = None
         self._runner: Runner | None = None
 
@@ -50,7 +51,8 @@ class Session:
         """What this session runs on. Raises ``pytest.UsageError`` where it is not there."""
         if self._hardware is None:
             try:
-                self._hardware = resolve(self.settings.hw, find(self.settings.hw))
+                found = find(self.settings.hw)
+                self._hardware, self.hidden = resolve(self.settings.hw, found), found.hidden
             except HardwareNotFound as error:
                 raise pytest.UsageError(str(error)) from None
         return self._hardware
@@ -87,9 +89,15 @@ class Session:
         where = _relative(self.settings.baseline_dir / self.hardware.id, self.config.rootpath)
         unknown = "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
         return (
-            f"{self.hardware.count} × {self.hardware.device_name} [{self.hardware.id}]{unknown}, {', '.join(versions)};"
+            f"{self._devices()} [{self.hardware.id}]{unknown}, {', '.join(versions)};"
             f" {stored} baselines in {where}; launches of each case: {self.settings.launches}"
         )
+
+    def _devices(self) -> str:
+        hardware = self.hardware
+        if hardware.kind == "cpu":
+            return f"{hardware.device_name}, {hardware.count} cores"
+        return f"{hardware.count} × {hardware.device_name}"
 
     @contextlib.contextmanager
     def _progress(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -174,7 +182,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     if config.option.collectonly or not any(map(_is_case, items)):
         return []
-    return [f"trainbench: {config.stash[SESSION].header()}"]
+    session = config.stash[SESSION]
+    return [f"trainbench: {line}" for line in (session.header(), session.hidden) if line]
 
 
 @pytest.fixture(scope="session")

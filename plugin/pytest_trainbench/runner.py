@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_trainbench import baseline
 from pytest_trainbench.case import Case
-from pytest_trainbench.environment import Environment, differences
+from pytest_trainbench.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
@@ -82,12 +82,13 @@ class Runner:
         """Measure and judge one case. Raises ``ValueError`` for a baseline file that cannot be used."""
         stored = baseline.load(self.settings.baseline_dir, self.hardware.id, case)
         record, detail, job = self._measure(case, label=label, plan=plan, reference=reference)
-        must_match: list[tuple[str, str, str]] = []
-        suspects: list[tuple[str, str, str]] = []
-        if stored is not None:
-            then = Environment.from_json(stored.environment)
-            must_match, suspects = differences(then, self.environment)
-        verdict = judge(record, stored, must_match=must_match, suspects=suspects)
+        then = self.environment if stored is None else Environment.from_json(stored.environment)
+        verdict = judge(
+            record,
+            stored,
+            must_match=mismatches(then, self.environment, world_size=case.mesh.world_size),
+            suspects=differences(then, self.environment),
+        )
         if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
             verdict = dataclasses.replace(verdict, outcome="saved" if record.outcome == "ok" else "oom", reason=record.reason)
         return Row(
@@ -95,7 +96,7 @@ class Runner:
             verdict=verdict,
             record=record,
             baseline=stored,
-            baseline_path=baseline.path_of(self.settings.baseline_dir, self.hardware.id, case),
+            baseline_path=_from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable", "no-baseline") else "",
             by_hand=_by_hand(case, job),
             detail=detail,
@@ -171,6 +172,10 @@ class Runner:
 def truth_losses(reference: Ended) -> list[float]:
     """Losses of a reference launch (one rank)."""
     return [loss for loss in reference.traces[0].losses if loss is not None]
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _by_hand(case: Case, job: Path) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pytest_trainbench.environment import Difference
 from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical
 from pytest_trainbench.record import Record
 
@@ -32,10 +33,6 @@ CONFIDENCE = 0.99
 PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
 """Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this
 many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
-
-
-Difference = tuple[str, object, object]
-"""Of two environments: the name of a fact, what it was, and what it is; ``None`` where it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

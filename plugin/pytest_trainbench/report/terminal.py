@@ -17,7 +17,7 @@ SUSPECTS_SHOWN = 12
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The table, then one line a row that needs one, then how many rows ended how."""
+    """The table, then why rows ended as they did."""
     lines = [grid(rows, "simple")]
     if said := notes(rows):
         lines += ["", *said]

@@ -1,0 +1,117 @@
+"""Masked language models of the BERT family, from transformers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM
+
+from bench_tests.models.language_model import LanguageModel, transformer_flops
+
+MASKED_EVERY = 7
+"""One token in seven is masked, close to BERT's 15 %. A fixed pattern needs no random numbers in the step."""
+
+MASK_TOKEN = 103
+"""[MASK] of BERT's vocabulary; any token that is always the same does."""
+
+
+class Bert(LanguageModel):
+    """BERT pre-training: masked tokens and next-sentence prediction."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = config.vocab_size
+        self.bert = BertForPreTraining(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        blocks: nn.ModuleList = self.bert.bert.encoder.layer
+        return blocks
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        masked, labels = mask(tokens)
+        follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
+        loss: Tensor = self.bert(input_ids=masked, labels=labels, next_sentence_label=follows).loss
+        return loss
+
+    def flops_per_sample(self, sequence: int) -> float:
+        hidden: int = self.config.hidden_size
+        encoder = transformer_flops(
+            layers=self.config.num_hidden_layers,
+            hidden=hidden,
+            vocabulary=self.config.vocab_size,
+            sequence=sequence,
+        )
+        pooler = hidden**2 + 2 * hidden  # on the first token only, with the next-sentence head
+        return encoder + 6.0 * (hidden**2 * sequence + pooler)
+
+
+class Deberta(LanguageModel):
+    """DeBERTa, masked tokens only."""
+
+    def __init__(self, config: DebertaV2Config) -> None:
+        super().__init__()
+        self.vocabulary = config.vocab_size
+        self.deberta = DebertaV2ForMaskedLM(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        blocks: nn.ModuleList = self.deberta.deberta.encoder.layer
+        return blocks
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        masked, labels = mask(tokens)
+        loss: Tensor = self.deberta(input_ids=masked, labels=labels).loss
+        return loss
+
+    def flops_per_sample(self, sequence: int) -> None:
+        """Unknown: disentangled attention multiplies relative positions as well."""
+
+
+def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> Bert:
+    """Without dropout, so that losses can be compared whatever the split."""
+    return Bert(
+        BertConfig(
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            vocab_size=vocabulary,
+            max_position_embeddings=positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def deberta_v3(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> Deberta:
+    """The settings of ``microsoft/deberta-v3-base``, without its dropout."""
+    return Deberta(
+        DebertaV2Config(
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            vocab_size=vocabulary,
+            max_position_embeddings=positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            type_vocab_size=0,
+            relative_attention=True,
+            max_relative_positions=-1,
+            position_buckets=256,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type=["p2c", "c2p"],
+            position_biased_input=False,
+            layer_norm_eps=1e-7,
+        )
+    )
+
+
+def mask(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The model's input, and its labels with every token that stayed visible left out (-100)."""
+    hidden = torch.arange(tokens.shape[1], device=tokens.device) % MASKED_EVERY == MASKED_EVERY - 1
+    return tokens.masked_fill(hidden, MASK_TOKEN), tokens.masked_fill(~hidden, -100)

@@ -1,0 +1,67 @@
+"""GPT-2 of any size, from the layers of transformers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bench_tests.models.language_model import LanguageModel, transformer_flops
+
+
+class GPT(LanguageModel):
+    """``GPT2LMHeadModel`` with a forward pass of its own.
+
+    The library's looks for packed sequences with an ``.item()`` on every call: the host waits for the
+    device once a step and can never run ahead.
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = config.vocab_size
+        self.gpt2 = GPT2LMHeadModel(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        blocks: nn.ModuleList = self.gpt2.transformer.h
+        return blocks
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        transformer = self.gpt2.transformer
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = transformer.wte(tokens) + transformer.wpe(positions)
+        for block in transformer.h:
+            hidden = block(hidden)
+        logits = self.gpt2.lm_head(transformer.ln_f(hidden))
+        next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
+        return cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
+
+    def flops_per_sample(self, sequence: int) -> float:
+        return transformer_flops(
+            layers=self.config.n_layer,
+            hidden=self.config.n_embd,
+            vocabulary=self.config.vocab_size,
+            sequence=sequence,
+        )
+
+
+def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> GPT:
+    """Tied head, fused attention. Without dropout, so that losses can be compared whatever the split."""
+    return GPT(
+        GPT2Config(
+            n_layer=layers,
+            n_embd=hidden,
+            n_head=heads,
+            vocab_size=vocabulary,
+            n_positions=positions,
+            bos_token_id=None,
+            eos_token_id=None,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            resid_pdrop=0.0,
+            use_cache=False,
+            attn_implementation="sdpa",
+        )
+    )

@@ -1,0 +1,121 @@
+"""The ways to split training over data-parallel ranks, by name. A strategy is a function and its row here.
+
+A function takes the model, its data-parallel mesh, the recipe and the options of its row, and gives back a
+:class:`~bench_tests.strategies.recipe.Trainee`. Options are chosen for GPUs that are linked all to all,
+where the host, not the link, sets the pace: few calls, large messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench_tests.strategies.recipe import Trainee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """``function`` is an import path ``package.module:function``, called with ``options``.
+
+    ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function
+    takes ``micro_batches``.
+    """
+
+    function: str
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    amp: bool = True
+    accumulates: bool = False
+
+    def resolve(self) -> Callable[..., Trainee]:
+        function: Callable[..., Trainee] = resolve_name(self.function)
+        return function
+
+
+DDP_OPTIONS = {
+    "bucket_cap_mb": 100,
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+    "broadcast_buffers": False,
+}
+
+ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 500_000_000, "overlap_comm": True}
+
+STRATEGIES = {
+    "ddp-fp32": Strategy(
+        function="bench_tests.strategies.ddp:ddp",
+        title="no acceleration (plain DDP)",
+        amp=False,
+    ),
+    "ddp": Strategy(
+        function="bench_tests.strategies.ddp:ddp",
+        title="AMP",
+        options=DDP_OPTIONS,
+    ),
+    "oss": Strategy(
+        function="bench_tests.strategies.fairscale:oss",
+        title="AMP + optimizer state sharding (FairScale OSS)",
+        options=DDP_OPTIONS,
+    ),
+    "oss-sdp": Strategy(
+        function="bench_tests.strategies.fairscale:oss_sdp",
+        title="AMP + OSS + Sharded Data Parallel (FairScale SDP)",
+        options={"reduce_buffer_size": 2**23},
+    ),
+    "fairscale-fsdp": Strategy(
+        function="bench_tests.strategies.fairscale:fsdp",
+        title="AMP + Fully Sharded Data Parallel (FairScale FSDP)",
+        options={"reshard_after_forward": True},
+    ),
+    "fsdp1": Strategy(
+        function="bench_tests.strategies.fsdp:fsdp1",
+        title="AMP + Fully Sharded Data Parallel (torch FSDP1)",
+        options={"forward_prefetch": True, "limit_all_gathers": True, "use_orig_params": False},
+    ),
+    "fsdp2": Strategy(
+        function="bench_tests.strategies.fsdp:fsdp2",
+        title="AMP + Fully Sharded Data Parallel (torch FSDP2)",
+        options={"reshard_after_forward": True, "prefetch_blocks": 1, "local_optimizer": True},
+    ),
+    "zero1": Strategy(
+        function="bench_tests.strategies.zero:zero",
+        title="AMP + ZeRO stage 1 (optimizer state)",
+        options={"stage": 1, **ZERO_OPTIONS},
+    ),
+    "zero2": Strategy(
+        function="bench_tests.strategies.zero:zero",
+        title="AMP + ZeRO stage 2 (+ gradients)",
+        options={"stage": 2, **ZERO_OPTIONS},
+    ),
+    "zero3": Strategy(
+        function="bench_tests.strategies.zero:zero",
+        title="AMP + ZeRO stage 3 (+ parameters)",
+        options={
+            "stage": 3,
+            "leaf_blocks": True,
+            "overlap_comm": True,
+            "reduce_bucket_size": 100_000_000,
+            "stage3_prefetch_bucket_size": 100_000_000,
+            "stage3_param_persistence_threshold": 100_000,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 0,
+        },
+    ),
+}
+
+REFERENCE = Strategy(
+    function="bench_tests.strategies.reference:reference",
+    title="one process, nothing split: what the others must compute",
+    accumulates=True,
+)
+
+
+def find_strategy(name: str) -> Strategy:
+    """The row called ``name``, or ``reference``; raises ``ValueError`` that lists the names for any other."""
+    rows = {**STRATEGIES, "reference": REFERENCE}
+    if name not in rows:
+        raise ValueError(f"strategy {name!r} is unknown; known: {', '.join(rows)}")
+    return rows[name]

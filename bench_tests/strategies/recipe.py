@@ -1,0 +1,109 @@
+"""What every strategy does alike, so that only the sharding differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.optim import AdamW, Optimizer
+
+PRECISIONS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""Number format of the matrix products -> type of the tensors that go into them."""
+
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train, whatever the strategy. ``precision`` is a key of :data:`PRECISIONS`."""
+
+    precision: str
+    learning_rate: float
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision {self.precision!r} is unknown; known: {', '.join(PRECISIONS)}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors that go into matrix products."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether products take 16-bit numbers; parameters and optimizer states stay fp32 all the same."""
+        return self.dtype is not torch.float32
+
+    @property
+    def adamw_options(self) -> dict[str, Any]:
+        return {"lr": self.learning_rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
+
+    def adamw(self, parameters: Iterable[Tensor]) -> AdamW:
+        return AdamW(parameters, **self.adamw_options)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, self.dtype) if self.mixed else nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Scales the loss of fp16, and does nothing in other formats."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+
+    def sharded_scaler(self, group: torch.distributed.ProcessGroup) -> ShardedGradScaler:
+        """The same where a rank sees only its shard of the gradients: all skip the step that one must."""
+        return ShardedGradScaler(self.device.type, process_group=group, enabled=self.dtype is torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainee:
+    """A model under a strategy.
+
+    ``run`` does one optimisation step on this rank's tokens (int64, samples × sequence) and returns its
+    loss, a detached scalar on the device. ``parameters`` gives what this rank holds of the model: all of
+    it, equal on every rank, where ``replicated``.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    parameters: Callable[[], Iterable[Tensor]]
+    replicated: bool
+
+
+def step(
+    loss_of: Callable[[Tensor], Tensor],
+    optimizer: Optimizer,
+    *,
+    scaler: torch.amp.GradScaler,
+    autocast: AbstractContextManager[object] | None = None,
+    before_update: Callable[[], None] = lambda: None,
+    zero_grad: Callable[[], None] | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A :attr:`Trainee.run`: forward, backward, update; gradients go before the next forward needs memory."""
+    autocast = autocast or nullcontext()
+    zero_grad = zero_grad or optimizer.zero_grad
+    sharded = isinstance(scaler, ShardedGradScaler)
+
+    def run(tokens: Tensor) -> Tensor:
+        with autocast:
+            loss = loss_of(tokens)
+        torch.autograd.backward(scaler.scale(loss))
+        before_update()
+        if sharded:
+            # A fused optimizer would look for infinities in its own shard only: ranks must agree first.
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        zero_grad()
+        return loss.detach()
+
+    return run

@@ -1,0 +1,35 @@
+"""Distributed memory optimisation: the same training with less and less of the model on each rank.
+
+Run a part of it: ``pytest bench_tests -k zero --hw h200``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bench_tests.strategies import STRATEGIES
+from pytest_trainbench import MeshShape
+
+WORK = {
+    "smoke": {"model": "gpt-tiny", "sequence": 64, "micro_batch": 2},
+    "seed": {"model": "gpt-1.3b", "sequence": 1024, "micro_batch": 1},
+}
+
+
+@pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": ["dp4"]})
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sharding(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, amp: str, full: str, strategy: str
+) -> None:
+    """Every strategy trains as one unsharded process does on the same samples."""
+    bench(
+        "bench_tests.training:train_step",
+        mesh=mesh,
+        reference={"strategy": "reference", "micro_batches": mesh.dp},
+        loss_tolerance=0.02,
+        strategy=strategy,
+        precision=amp if STRATEGIES[strategy].amp else full,
+        **WORK[profile],
+    )

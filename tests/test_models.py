@@ -1,0 +1,67 @@
+"""Models are the ones that the published figures were measured with, and their FLOPs are counted right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench_tests.models import MODELS, find_model
+
+
+@pytest.fixture(autouse=True)
+def attention_that_the_counter_knows(monkeypatch):
+    """The counter knows no fused attention of the CPU or the meta device; the plain products it does."""
+    before = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(False)
+    yield
+    torch.backends.cuda.enable_flash_sdp(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("bert-base", 110_106_428), ("gpt-1.3b", 1_313_722_368), ("deberta-v3-base", 184_551_780)],
+)
+def test_parameter_count_is_the_published_one(name, parameters):
+    model = find_model(name).build("meta")
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert find_model(name).parameters == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_are_the_layers(name):
+    assert len(find_model(name).build("meta").blocks) == MODELS[name].layers
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-1.3b", "bert-base"])
+def test_flops_by_formula_are_those_that_torch_counts(name):
+    model = find_model(name).build("meta")
+    samples, sequence = 2, MODELS[name].positions
+
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(samples, sequence, dtype=torch.long, device="meta")).backward()
+
+    assert counter.get_total_flops() == samples * model.flops_per_sample(sequence)
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "tflops"),
+    [("gpt-1.3b", 1024, 8.673), ("bert-base", 512, 0.3637)],
+)
+def test_flops_of_a_sample_are_the_published_ones(name, sequence, tflops):
+    flops = find_model(name).build("meta").flops_per_sample(sequence)
+
+    assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
+
+
+def test_weights_are_the_same_on_every_rank():
+    one, other = (find_model("gpt-tiny").build("cpu").state_dict() for _ in range(2))
+
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_unknown_model_is_refused_with_the_names():
+    with pytest.raises(ValueError, match=r"model 'gpt' is unknown; known: gpt-tiny, gpt-1\.3b"):
+        find_model("gpt")

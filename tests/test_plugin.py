@@ -1,0 +1,223 @@
+"""The whole path through the public door: a project in a temporary folder, real ranks, pytest's own outcome."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import pytest_trainbench
+
+STEP = """
+import time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from pytest_trainbench import Step
+
+def my_step(mesh, *, width):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(width, width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(2, 32, width)
+    def run():
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        time.sleep(0.004{slow})
+        return loss.detach()
+    return Step(run=run, samples=32 * mesh.size(), parameters=model.parameters, replicated=True)
+"""
+
+TEST = """
+from pytest_trainbench import Plan
+from my_steps import my_step
+
+def test_mine(bench, mesh):
+    bench(my_step, mesh=mesh, plan=Plan(min_steps=20, max_steps=20), width=16)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A user's repository with one step builder and one test."""
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
+    pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
+    return pytester
+
+
+def pytest_run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return project.runpytest_subprocess("--hw", "cpu", *args)
+
+
+def stored(project: pytest.Pytester) -> list[Path]:
+    return sorted((project.path / "baselines").rglob("*.json"))
+
+
+def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> None:
+    assert pytest_run(project, "--save-baseline").ret == 0
+    (path,) = stored(project)
+    table = pytest_trainbench.load(path)
+    assert list(table["launch"]) == [0, 1, 2] and (table["step_ms"] > 4).all() and (table["param.width"] == 16).all()
+    result = pytest_run(project, "--results", "out")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["trainbench: *1 baselines in baselines/cpu-*; launches of each case: 3", "*mine*≥*"])
+    assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
+
+
+def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project: pytest.Pytester) -> None:
+    pytest_run(project, "--save-baseline")
+    project.makepyfile(my_steps=STEP.format(slow=" * 4"))
+    result = pytest_run(project, "--junit-xml", "junit.xml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "regression: mine: step is *% worse (sees ≥ *%)",
+            "  changed   step: * ms  −*% (+ is better; sees ≥ *%)  regression",
+            "  baseline  *baselines/cpu-*/my_step-dp2-*.json, saved 20*",
+            "  launches  3 against 3",
+            "  differs   *",
+            "  accept    pytest test_it.py::test_mine *--hw cpu *--save-baseline",
+            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
+            "*trainbench: 1 regression*",
+        ]
+    )
+    suite = ElementTree.parse(project.path / "junit.xml").getroot()[0]
+    assert suite.attrib["failures"] == "1"
+    assert 'value="regression"' in (project.path / "junit.xml").read_text()
+    again = pytest_run(project, "--lf", "--launches", "1")
+    again.stdout.fnmatch_lines(["*rerun previous 1 failure*"])
+
+    assert pytest_run(project, "--save-baseline").ret == 0
+    assert pytest_run(project).ret == 0
+
+
+def test_a_renamed_test_keeps_its_baseline(project: pytest.Pytester) -> None:
+    pytest_run(project, "--save-baseline", "--launches", "1")
+    (project.path / "test_it.py").rename(project.path / "test_renamed.py")
+    result = pytest_run(project, "--launches", "1")
+    result.stdout.no_fnmatch_line("*no-baseline*")
+
+
+def test_another_parameter_is_another_case(project: pytest.Pytester) -> None:
+    pytest_run(project, "--save-baseline", "--launches", "1")
+    project.makepyfile(test_it=TEST.replace("width=16", "width=32"))
+    pytest_run(project, "--launches", "1").stdout.fnmatch_lines(["*no-baseline*"])
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    result = pytest_run(project, "--launches", "1")
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["*no-baseline: mine: there is no baseline for this case on this hardware"])
+
+
+def test_an_edited_baseline_is_refused_in_one_sentence(project: pytest.Pytester) -> None:
+    pytest_run(project, "--save-baseline", "--launches", "1")
+    (path,) = stored(project)
+    path.write_text(path.read_text().replace('"width": 16', '"width": 17'))
+    result = pytest_run(project, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*is no record: ValueError: its id*it was edited by hand*"])
+
+
+def test_a_crashed_case_fails_and_is_not_saved(project: pytest.Pytester) -> None:
+    project.makepyfile(my_steps="def my_step(mesh, *, width):\n    raise RuntimeError('planted')\n")
+    result = pytest_run(project, "--save-baseline")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["crash: mine: rank * failed while building the step: RuntimeError: planted", "*raise RuntimeError('planted')"]
+    )
+    assert stored(project) == []
+
+
+def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.mark.mesh(dp=4, tp=4)
+        def test_mine(bench, mesh):
+            raise AssertionError("not reached")
+        """
+    )
+    result = pytest_run(project, "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
+
+
+def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("--hw", "gaudi2")
+    assert result.ret == 4
+    assert "Type --hw" in result.stderr.str() and result.stderr.str().count("\n") <= 2
+    assert "test_it" not in result.stdout.str()
+
+
+def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "--launches", "0")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: --launches=0 cannot be used: it must be above 0"])
+
+
+def test_under_xdist_a_case_is_refused(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "-n", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*needs the machine to itself: run it without -n (pytest-xdist)"])
+
+
+def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        my_steps=STEP.format(slow="").replace(
+            "torch.manual_seed(0)", "torch.manual_seed(0); ballast = torch.ones(200_000_000)"
+        )
+    )
+    capped = pytest_run(project, "--memory-cap", "0.5GB", "--save-baseline", "--launches", "1")
+    assert capped.ret == 0
+    capped.stdout.fnmatch_lines(["*1 oom*", "oom: mine: *can't allocate memory*"])
+    again = pytest_run(project, "--memory-cap", "0.5GB", "--launches", "1")
+    again.stdout.fnmatch_lines(["oom: mine: out of memory, as in the baseline"])
+    # Without the cap it is another case, and fits.
+    pytest_run(project, "--launches", "1").stdout.fnmatch_lines(["*no-baseline*"])
+
+
+def test_step_times_reach_pytest_benchmark(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "--benchmark-json", "bm.json", "--launches", "2")
+    assert result.ret == 0
+    (entry,) = json.loads((project.path / "bm.json").read_text())["benchmarks"]
+    assert entry["name"] == "test_mine" and entry["stats"]["rounds"] >= 20 and 0.004 < entry["stats"]["median"] < 0.5
+
+
+def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "-p", "no:benchmark", "--launches", "1")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*"])
+
+
+def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
+    pytest_run(project, "--report-md", "summary.md", "--launches", "1")
+    text = (project.path / "summary.md").read_text()
+    assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
+
+
+def test_a_run_limit_is_said_and_stops_what_is_left(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "--run-timeout", "0.01")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["timeout: mine: *"])
+
+
+def test_a_builder_that_no_other_process_can_import_is_refused(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it="def test_mine(bench, mesh):\n    bench(lambda mesh: None, mesh=mesh)\n")
+    result = pytest_run(project)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*cannot be imported by another process: define it at the top of a module"])
+
+
+def test_a_session_without_cases_is_left_alone(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it="def test_plain(): pass\n")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*trainbench:*")
