@@ -62,10 +62,11 @@ def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
         if record.outcome not in KEPT_OUTCOMES:
             ended = f"{record.label} ended {record.outcome!r}"
             raise ValueError(f"{ended} and cannot become a baseline: {record.reason}")
-    return [_save(folder, record) for record in records.values()]
+    texts = [dump(record.to_json()) for record in records.values()]
+    return [_save(folder, *one) for one in zip(records.values(), texts, strict=True)]
 
 
-def _save(folder: Path, record: Record) -> Saved:
+def _save(folder: Path, record: Record, text: str) -> Saved:
     path = path_of(folder, record.hardware, record.case)
     try:
         replaced = load(folder, record.hardware, record.case)
@@ -75,7 +76,7 @@ def _save(folder: Path, record: Record) -> Saved:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dump(record.to_json()))
+            file.write(text)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
