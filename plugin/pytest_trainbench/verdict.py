@@ -124,14 +124,14 @@ def describe(change: Change) -> str:
     title = METRICS[change.metric].title
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
-    return f"{title} {movement(change)} (sees ≥ {percent(change.sees)})"
+    return f"{title} {movement(change)}"
 
 
 def movement(change: Change) -> str:
-    """For example ``1.2% worse``."""
-    if change.change == 0:
-        return "unchanged"
-    return f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
+    """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything, and does not say so."""
+    moved = f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
+    sees = f" (sees ≥ {percent(change.sees)})" if change.sees else ""
+    return (moved if change.change else "unchanged") + sees
 
 
 def percent(fraction: float) -> str:

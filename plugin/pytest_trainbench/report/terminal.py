@@ -11,7 +11,7 @@ from tabulate import tabulate
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.report.rows import Row, mib, table
-from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement, percent
+from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
 
 SUSPECTS_SHOWN = 12
 
@@ -53,7 +53,7 @@ def counts(rows: Sequence[Row]) -> str:
 def failure(row: Row) -> str:
     """What the person who finds this test red reads: how much, against what, what differs, what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
-    facts = _listed("changed", [_spell(change) for change in row.verdict.changes])
+    facts = _listed("judged", [_spell(change) for change in row.verdict.changes])
     if row.baseline is not None and row.baseline_path is not None:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
@@ -92,8 +92,7 @@ def _spell(change: Change) -> str:
     before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
     if unit == "B":
         before, now, unit = mib(change.before), mib(change.now), "MiB"
-    moved = f"{movement(change)} (sees ≥ {percent(change.sees)})"
-    return f"{metric.title}: {before} → {now} {unit}, {moved}: {change.outcome}"
+    return f"{metric.title}: {before} → {now} {unit}, {movement(change)}: {change.outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
