@@ -128,7 +128,7 @@ def describe(change: Change) -> str:
 
 
 def movement(change: Change) -> str:
-    """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything, and does not say so."""
+    """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything."""
     moved = f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
     sees = f" (sees ≥ {percent(change.sees)})" if change.sees else ""
     return (moved if change.change else "unchanged") + sees
