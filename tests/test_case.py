@@ -11,10 +11,10 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+from samples import case
 
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.mesh import MeshShape
-from samples import case
 
 FULL = Case(
     builder="suite.sharding:train_step",

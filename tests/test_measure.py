@@ -1,4 +1,4 @@
-"""The timed loop on a CPU: how many steps, what it hands back, and that nothing in it waits for the device."""
+"""The timed loop: how many steps, what it hands back, and that nothing in it waits for the device."""
 
 from __future__ import annotations
 

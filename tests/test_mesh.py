@@ -1,4 +1,4 @@
-"""A mesh shape is plain data: validated, named, and laid out with the innermost axis on neighbouring ranks."""
+"""A mesh shape is plain data: validated, named, and laid out with the innermost axis on near ranks."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import case, failed, launch, record, steps, trace
 
 from pytest_trainbench.record import Launch, Record, Trace, dump, read_record
-from samples import case, failed, launch, record, steps, trace
 
 
 def stored(folder: Path, of: Record) -> Path:
@@ -100,7 +100,7 @@ def without(key: str) -> str:
         (edited(schema="old"), "its format is 'old', and this pytest-trainbench reads 1"),
         (
             edited(id="another"),
-            "its id 'another' is not that of its case, 'train_step(strategy=zero2) @ dp2': it was edited by hand",
+            f"its id 'another' is not that of its case, {case().id!r}: it was edited by hand",
         ),
         (edited(launches=[]), "a record of sharding[zero2-dp2] needs at least one launch"),
         (

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
+from samples import MIB, record, trace
 
 from pytest_trainbench.record import Launch, Trace, dump
 from pytest_trainbench.reduce import loss_fault, reduce, steady_from
-from samples import MIB, record, trace
 
 
 def pair(**both: Any) -> list[Trace]:
