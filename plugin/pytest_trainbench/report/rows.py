@@ -52,8 +52,9 @@ def mib(size_bytes: float) -> str:
 
 
 def signed(fraction: float) -> str:
-    """``+1.2%`` or ``−1.2%``, with a minus as wide as the plus."""
-    return f"{fraction:+.1%}".replace("-", "−")
+    """``+1.2%``, ``−1.2%`` with a minus as wide as the plus, or ``0.0%`` without a sign."""
+    text = f"{fraction:+.1%}".replace("-", "−")
+    return "0.0%" if text[1:] == "0.0%" else text
 
 
 def _line(row: Row) -> dict[str, str]:
