@@ -1,40 +1,75 @@
-"""The table of strategies leads to functions, and training refuses what it cannot do."""
+"""Right before fast: every strategy trains as one unsharded process does on the same samples, step by step."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from bench_tests.models import MODELS
-from bench_tests.strategies import REFERENCE, STRATEGIES, find_strategy
+from bench_tests.strategies import STRATEGIES
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import launch, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+WORK = {"model": "gpt-tiny", "sequence": 32, "micro_batch": 2}
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "reference"])
-def test_row_leads_to_a_function(name):
-    assert callable(find_strategy(name).resolve())
-
-
-def test_reference_is_not_benchmarked():
-    assert REFERENCE not in STRATEGIES.values()
-    assert find_strategy("reference") is REFERENCE
-
-
-def test_unknown_strategy_is_refused_with_the_names():
-    with pytest.raises(ValueError, match=r"'zero' is unknown; known: ddp-fp32, .*, zero3, reference"):
-        find_strategy("zero")
-
-
-def test_tables_can_be_read_without_torch():
-    """Collecting the suite must be possible where nothing can be trained."""
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from bench_tests.models import MODELS\n"
-        "from bench_tests.strategies import STRATEGIES\n"
-        "import bench_tests.test_sharding\n"
-        "print(len(MODELS), len(STRATEGIES))"
+def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:train_step", **params: object) -> Launch:
+    case = Case(builder=builder, mesh=MeshShape(dp=dp), params={**WORK, **params})
+    ended = launch(
+        Job(
+            case=case,
+            device_kind="cpu",
+            folder=folder,
+            limit_s=120,
+            collective_limit_s=60,
+            plan=Plan(warmup=6, min_steps=6, max_steps=6),
+            import_path=(str(ROOT), str(ROOT / "tests")),
+        )
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return reduce(ended.traces, peak_tflops=None)
 
-    assert done.stdout.split() == [str(len(MODELS)), str(len(STRATEGIES))]
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Launch]:
+    """Losses of the unsharded model in each number format."""
+    start_fork_server(request.config.getini("trainbench_preload"))
+    folder = tmp_path_factory.mktemp("references")
+    return {
+        precision: train(folder / precision, dp=1, strategy="reference", micro_batches=2, precision=precision)
+        for precision in ("fp32", "bf16", "fp16")
+    }
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_in_fp32_every_strategy_has_the_unsharded_models_losses(
+    strategy: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    one = train(tmp_path / "job", strategy=strategy, precision="fp32")
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
+    assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.amp])
+def test_in_16_bits_every_strategy_stays_within_the_suites_tolerance(
+    strategy: str, precision: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    one = train(tmp_path / "job", strategy=strategy, precision=precision)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, references[precision].losses, tolerance=0.02) is None
+
+
+def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
+    """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach: it
+    runs, is quick, and trains wrong."""
+    one = train(tmp_path / "job", builder="wrong_steps:sharded_ddp_with_stale_gradients", precision="fp32")
+    assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance=0.02))

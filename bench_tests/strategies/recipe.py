@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.optim import AdamW, Optimizer
 
 PRECISIONS = {
@@ -60,9 +60,29 @@ class Recipe:
         """Scales the loss of fp16, and does nothing in other formats."""
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
 
-    def sharded_scaler(self, group: torch.distributed.ProcessGroup) -> ShardedGradScaler:
-        """The same where a rank sees only its shard of the gradients: all skip the step that one must."""
-        return ShardedGradScaler(self.device.type, process_group=group, enabled=self.dtype is torch.float16)
+    def sharded_scaler(self, group: ProcessGroup) -> ShardedScaler:
+        """The same where a rank sees only its shard of the gradients."""
+        return ShardedScaler(self.device.type, group, enabled=self.dtype is torch.float16)
+
+
+class ShardedScaler(torch.amp.GradScaler):
+    """A gradient scaler whose ranks all skip the step that one of them must skip.
+
+    The scalers of torch.distributed.fsdp and of FairScale do this too, but the flag that they share has a
+    shape that fused optimizers refuse, and FairScale's turns itself off without a GPU.
+    """
+
+    def __init__(self, device_type: str, group: ProcessGroup, *, enabled: bool) -> None:
+        super().__init__(device_type, enabled=enabled)
+        self.group = group
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        # Left to itself, a fused optimizer would look for infinities in its own shard only.
+        self.unscale_(optimizer)
+        if self.is_enabled():
+            for found_inf in self._found_inf_per_device(optimizer).values():
+                all_reduce(found_inf, ReduceOp.MAX, self.group)
+        return super().step(optimizer, *args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +111,12 @@ def step(
     """A :attr:`Trainee.run`: forward, backward, update; gradients go before the next forward needs memory."""
     autocast = autocast or nullcontext()
     zero_grad = zero_grad or optimizer.zero_grad
-    sharded = isinstance(scaler, ShardedGradScaler)
 
     def run(tokens: Tensor) -> Tensor:
         with autocast:
             loss = loss_of(tokens)
         torch.autograd.backward(scaler.scale(loss))
         before_update()
-        if sharded:
-            # A fused optimizer would look for infinities in its own shard only: ranks must agree first.
-            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
         zero_grad()

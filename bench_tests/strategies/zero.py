@@ -46,7 +46,8 @@ def zero(
         "timers": {"throughput": {"enabled": False}},
         # As with autocast, an infinite bf16 gradient shows in the loss: looking for one makes the host wait.
         "bf16": {"enabled": recipe.precision == "bf16", "check_grad_overflow": False},
-        "fp16": {"enabled": recipe.precision == "fp16"},
+        # A loss scale that starts and falls as torch's GradScaler's does.
+        "fp16": {"enabled": recipe.precision == "fp16", "initial_scale_power": 16, "hysteresis": 1},
     }
     if stage < 3:
         # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pytest_trainbench import flops
 from pytest_trainbench.step import Step
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run(
     losses: list[torch.Tensor | None] = []
 
     phase("counting FLOPs")
-    counter = _counter(step)
+    counter = flops.counter() if step.flops is not None and step.counts_flops else None
     with counter or nullcontext():
         losses.append(step.run())
 
@@ -169,14 +170,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
         free, total = torch.cuda.mem_get_info(device)
         found["process_bytes"] = total - free
     return found
-
-
-def _counter(step: Step) -> Any:
-    if step.flops is None or not step.counts_flops:
-        return None
-    from torch.utils.flop_counter import FlopCounterMode
-
-    return FlopCounterMode(display=False)
 
 
 class Clock(Protocol):
