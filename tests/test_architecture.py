@@ -22,6 +22,7 @@ LADDER = (
     # From what a rank saw to a verdict.
     "metrics",
     "reduce",
+    "flops",
     "measure",
     "baseline",
     "detect",
