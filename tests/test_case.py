@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import re
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -83,6 +84,12 @@ def test_different_parameters_never_share_an_id(one: dict[str, Any], other: dict
     assert case(**one).id != case(**other).id
 
 
+def test_text_is_quoted_where_it_is_more_than_a_word() -> None:
+    assert case(path="a/b-c_d.e:f+g", text="two words").id == (
+        'train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2'
+    )
+
+
 def test_a_memory_cap_is_not_taken_for_a_parameter() -> None:
     capped = Case(builder="a:b", mesh=MeshShape(), memory_cap_gb=32)
     assert capped.id != Case(builder="a:b", mesh=MeshShape(), params={"memory_cap": "32GB"}).id
@@ -147,11 +154,17 @@ def test_what_another_process_cannot_import_is_refused(builder: Any) -> None:
         builder_path(builder)
 
 
-def test_a_nested_function_and_one_of_main_are_refused() -> None:
+def test_a_nested_function_is_refused() -> None:
     def nested() -> None: ...
 
-    main: dict[str, Any] = {"__name__": "__main__"}
-    exec("def train(): ...", main)
-    for builder in (nested, main["train"]):
-        with pytest.raises(ValueError, match="cannot be imported by another process"):
-            builder_path(builder)
+    with pytest.raises(ValueError, match="cannot be imported by another process"):
+        builder_path(nested)
+
+
+def test_a_function_of_the_main_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None: ...
+
+    train.__module__, train.__qualname__ = "__main__", "train"
+    monkeypatch.setattr(sys.modules["__main__"], "train", train, raising=False)
+    with pytest.raises(ValueError, match="cannot be imported by another process"):
+        builder_path(train)
