@@ -51,7 +51,7 @@ def training(counts_flops: bool = True) -> Step:
     def run() -> torch.Tensor:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 

@@ -83,7 +83,7 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
 
 
 def test_what_is_not_known_is_absent_and_never_guessed() -> None:
-    bare = {"flops": None, "flops_counted": None, "tokens": None, "memory": {}}
+    bare: dict[str, Any] = {"flops": None, "flops_counted": None, "tokens": None, "memory": {}}
     assert set(reduce(pair(**bare), peak_tflops=None).metrics) == {"step_ms", "samples_per_s", "start_s"}
     assert "mfu" not in reduce(pair(), peak_tflops=None).metrics
 

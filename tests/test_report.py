@@ -161,7 +161,7 @@ def test_a_crash_says_its_reason_and_shows_its_log() -> None:
         """)
 
 
-def suspects(*listed: tuple[str, object, object]) -> list[str]:
+def suspects(*listed: tuple[str, str, str]) -> list[str]:
     verdict = dataclasses.replace(REGRESSION.verdict, suspects=listed)
     lines = terminal.failure(dataclasses.replace(REGRESSION, verdict=verdict)).splitlines()
     return lines[lines.index("  launches  3 against 3") + 1 : -2]
