@@ -29,13 +29,21 @@ def path_of(folder: Path, hardware: str, case: Case) -> Path:
 
 
 def load(folder: Path, hardware: str, case: Case) -> Record | None:
-    """The baseline of ``case``, or ``None``. Raises ``ValueError`` for a file that is there but cannot be used."""
+    """The baseline of ``case``, or ``None``.
+
+    Raises ``ValueError`` for a file that is there but cannot be used.
+    """
     path = path_of(folder, hardware, case)
     if not path.exists():
         return None
-    record = read_record(path)
-    if record.case.id != case.id:
-        raise ValueError(f"{path} holds the baseline of {record.case.id!r}: it was renamed or edited by hand")
+    try:
+        record = read_record(path)
+        if record.case.id != case.id:
+            raise ValueError(f"{path} holds {record.case.id!r}: it was renamed or edited by hand")
+        if record.outcome not in KEPT_OUTCOMES:
+            raise ValueError(f"{path} holds a run that ended {record.outcome!r} and is no baseline")
+    except ValueError as error:
+        raise ValueError(f"{error}; --save-baseline writes it anew") from error
     return record
 
 
@@ -47,16 +55,18 @@ def count(folder: Path, hardware: str) -> int:
 def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
     """Store ``records`` (by case id) and leave every other case as it is.
 
-    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole. Raises
-    ``ValueError``, before anything is written, if one of the records must not become a baseline.
+    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole.
+    Raises ``ValueError``, before anything is written, if one of the records must not become a baseline.
     """
     for record in records.values():
         if record.outcome not in KEPT_OUTCOMES:
-            raise ValueError(f"{record.label} ended {record.outcome!r} and cannot become a baseline: {record.reason}")
-    return [_save(folder, record) for record in records.values()]
+            ended = f"{record.label} ended {record.outcome!r}"
+            raise ValueError(f"{ended} and cannot become a baseline: {record.reason}")
+    texts = [dump(record.to_json()) for record in records.values()]
+    return [_save(folder, *one) for one in zip(records.values(), texts, strict=True)]
 
 
-def _save(folder: Path, record: Record) -> Saved:
+def _save(folder: Path, record: Record, text: str) -> Saved:
     path = path_of(folder, record.hardware, record.case)
     try:
         replaced = load(folder, record.hardware, record.case)
@@ -66,7 +76,7 @@ def _save(folder: Path, record: Record) -> Saved:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dump(record.to_json()))
+            file.write(text)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

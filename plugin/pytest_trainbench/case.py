@@ -17,9 +17,9 @@ from pytest_trainbench.mesh import MeshShape
 class Case:
     """One configuration of one training step.
 
-    ``builder`` is the import path ``package.module:function`` of a step builder, and ``params`` the JSON values
-    it is called with. ``version`` is raised by hand when the builder starts to do other work under the same
-    parameters. ``memory_cap_gb`` (GB of 10⁹ bytes) makes the device pretend to be smaller.
+    ``builder`` is the import path ``package.module:function`` of a step builder, and ``params`` the JSON
+    values it is called with. ``version`` is raised by hand when the builder starts to do other work under the
+    same parameters. ``memory_cap_gb`` (GB of 10⁹ bytes) makes the device pretend to be smaller.
     """
 
     builder: str
@@ -37,7 +37,8 @@ class Case:
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"parameter {name}={value!r} of {self.builder} is not JSON: {error}") from None
+                where = f"parameter {name}={value!r} of {self.builder}"
+                raise ValueError(f"{where} is not JSON: {error}") from None
 
     @property
     def id(self) -> str:
@@ -47,7 +48,7 @@ class Case:
         """
         words = [f"{name}={_spell(self.params[name])}" for name in sorted(self.params)]
         if self.memory_cap_gb is not None:
-            words.append(f"memory_cap={self.memory_cap_gb:g}GB")
+            words.append(f"memory cap {self.memory_cap_gb!r} GB")
         if self.version != 1:
             words.append(f"v{self.version}")
         return f"{self.builder.rpartition(':')[2]}({', '.join(words)}) @ {self.mesh}"
@@ -56,8 +57,9 @@ class Case:
     def slug(self) -> str:
         """A file name for this case: readable, unique through a hash of :attr:`id`."""
         function = self.builder.rpartition(":")[2]
-        words = [str(self.params[name]) for name in sorted(self.params) if isinstance(self.params[name], str)]
-        readable = re.sub(r"[^a-z0-9._]+", "-", "-".join([function, *words, str(self.mesh)]).lower()).strip("-")
+        words = [value for _, value in sorted(self.params.items()) if isinstance(value, str)]
+        text = "-".join([function, *words, str(self.mesh)]).lower()
+        readable = re.sub(r"[^a-z0-9._]+", "-", text).strip("-")
         return f"{readable[:80]}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
 
     def to_json(self) -> dict[str, Any]:
@@ -77,16 +79,26 @@ class Case:
 def builder_path(builder: str | Callable[..., Any]) -> str:
     """Import path of a step builder given as a function or as a path already.
 
-    Raises ``ValueError`` for a function that a fresh process could not import: a lambda, a nested function, one
-    defined in ``__main__``.
+    Raises ``ValueError`` for a function that a fresh process could not import: a lambda, a nested function,
+    one defined in ``__main__``.
     """
     if isinstance(builder, str):
         return builder
     module, name = inspect.getmodule(builder), getattr(builder, "__qualname__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not builder:
-        raise ValueError(f"{builder!r} cannot be imported by another process: define it at the top of a module")
+        raise ValueError(f"{builder!r} cannot be imported by another process: define it at a module's top")
     return f"{module.__name__}:{name}"
 
 
 def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Text without quotes where that cannot be taken for another value."""
+    plain = isinstance(value, str) and re.fullmatch(r"[\w.+/:-]+", value) and not _is_json(value)
+    return str(value) if plain else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def load(path: str | Path) -> pd.DataFrame:
     """All records in a file or, at any depth, in a folder: a baseline folder or one written by ``--results``.
 
-    One row a launch, with the columns of :func:`frame`. Raises ``FileNotFoundError`` where there is no such path, and
-    ``ValueError`` naming the file that is no record.
+    One row a launch, with the columns of :func:`frame`. Raises ``FileNotFoundError`` where there is no such
+    path, and ``ValueError`` naming the file that is no record.
     """
     path = Path(path)
     if not path.exists():
@@ -27,9 +27,9 @@ def load(path: str | Path) -> pd.DataFrame:
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a launch.
 
-    Columns: ``id, label, hardware, mesh, world_size, created, machine, launch`` (from 0), ``outcome, reason``;
-    ``param.<name>`` for each parameter of the case; every metric under its own name with its unit; and
-    ``steady_steps``, the number of steps that the metrics were read from.
+    Columns: ``id, label, hardware, mesh, world_size, created, machine, launch`` (from 0), ``outcome,
+    reason``; ``param.<name>`` for each parameter of the case; every metric under its own name with its unit;
+    and ``steady_steps``, the number of steps that the metrics were read from.
     """
     import pandas as pd
 

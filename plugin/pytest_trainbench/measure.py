@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to measure. ``warmup`` steps are never timed; then steps run for about ``window_s`` seconds, but at
-    least ``min_steps`` and at most ``max_steps`` of them."""
+    """How long to measure. ``warmup`` steps are never timed; then steps run for about ``window_s`` seconds,
+    but at least ``min_steps`` and at most ``max_steps`` of them."""
 
     warmup: int = 8
     window_s: float = 2.0
@@ -33,7 +33,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.warmup < 2 or not 2 <= self.min_steps <= self.max_steps or self.window_s <= 0:
-            raise ValueError(f"a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s: {asdict(self)}")
+            needs = "2 warm-up steps, 2 timed steps and a window above 0 s"
+            raise ValueError(f"a plan needs {needs}, not {asdict(self)}")
 
     def steps(self, step_s: float) -> int:
         """Number of steps to time when one takes about ``step_s`` seconds."""
@@ -60,9 +61,9 @@ def run(
 ) -> Timing:
     """Warm up, decide how many steps to time, time them.
 
-    ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number of steps.
-    ``phase`` is told what begins. Between the first and the last timed step nothing synchronises with the device:
-    a mark is recorded after each step and all marks are read at the end.
+    ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number
+    of steps. ``phase`` is told what begins. Between the first and the last timed step nothing synchronises
+    with the device: a mark is recorded after each step and all marks are read at the end.
     """
     clock = clock_of(device)
     losses: list[torch.Tensor | None] = []
@@ -82,8 +83,8 @@ def run(
 
     phase(f"timing {count} steps")
     reset_peak_memory(device)
-    # What exists by now is kept for good: taking it out of the collector's sight keeps collections short, as in a
-    # long run, without switching the collector off, which no trainer can rely on.
+    # What exists by now is kept for good: taking it out of the collector's sight keeps collections short, as
+    # in a long run, without switching the collector off, which no trainer can rely on.
     gc.collect()
     gc.freeze()
     slowest(0.0)
@@ -119,8 +120,8 @@ def losses(step: Step, steps: int) -> list[float | None]:
 
 
 def digest(parameters: Iterable[torch.Tensor]) -> str:
-    """Fingerprint of the parameters' bits, in order: a hash of each tensor's sum as whole numbers, which, unlike a
-    sum of floats, does not depend on the order of summation."""
+    """Fingerprint of the parameters' bits, in order: a hash of each tensor's sum as whole numbers, which,
+    unlike a sum of floats, does not depend on the order of summation."""
     import torch
 
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -139,8 +140,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif device.type == "cpu":
-        # Linux: 5 resets the peak resident set (proc_pid_clear_refs(5)). Where that is not allowed, the peak is
-        # that of the process's whole life, which is still what its name says.
+        # Linux: 5 resets the peak resident set (proc_pid_clear_refs(5)). Where that is not allowed, the peak
+        # is that of the process's whole life, which is still what its name says.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
     else:
@@ -150,9 +151,10 @@ def reset_peak_memory(device: torch.device) -> None:
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Bytes since the last reset, each under its own name.
 
-    peak_allocated_bytes: held by live tensors. peak_reserved_bytes: taken from the device by the caching allocator.
-    process_bytes: on an accelerator, all memory of the device that is in use now, as its driver says (context,
-    communication buffers and other processes included); on a CPU, the peak resident set of the process.
+    peak_allocated_bytes: held by live tensors. peak_reserved_bytes: taken from the device by the caching
+    allocator. process_bytes: on an accelerator, all memory of the device that is in use now, as its driver
+    says (context, communication buffers and other processes included); on a CPU, the peak resident set of the
+    process.
     """
     import torch
 

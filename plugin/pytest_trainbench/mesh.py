@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 
 AXES = ("pp", "dp", "cp", "tp")
 """Mesh axes from the outermost to the innermost. Neighbouring ranks share the innermost axis, so tensor
-parallelism, which communicates most, gets the fastest links; pipeline stages, which communicate least, the slowest."""
+parallelism, which communicates most, gets the fastest links, and pipeline stages the slowest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class MeshShape:
     """Degrees of parallelism; each is a positive integer.
 
     ``dp``, ``tp``, ``pp`` and ``cp`` (data, tensor, pipeline, context parallel) multiply to the world size.
-    ``ep`` (expert parallel) takes no ranks of its own: experts are spread over ``dp × cp``, so it must divide that.
+    ``ep`` (expert parallel) takes no ranks of its own: experts are spread over ``dp × cp``, so it must divide
+    that.
     """
 
     dp: int = 1
@@ -67,13 +68,14 @@ class MeshShape:
         for part in text.split("-"):
             match = re.fullmatch(r"([a-z]+)(\d+)", part)
             if match is None or match[1] not in asdict(cls()) or match[1] in degrees:
-                raise ValueError(f"{text!r} is no mesh: expected parts such as dp2-tp2, of {', '.join(asdict(cls()))}")
+                axes = ", ".join(asdict(cls()))
+                raise ValueError(f"{text!r} is no mesh: expected parts such as dp2-tp2, of {axes}")
             degrees[match[1]] = int(match[2])
         return cls(**degrees)
 
     @classmethod
     def of(cls, value: MeshShape | str | Mapping[str, int] | int) -> MeshShape:
-        """A shape from any spelling of one: itself, ``"dp2-tp2"``, ``{"dp": 2}``, or a data-parallel degree."""
+        """A shape from any spelling: itself, ``"dp2-tp2"``, ``{"dp": 2}``, or a data-parallel degree."""
         if isinstance(value, MeshShape):
             return value
         if isinstance(value, str):

@@ -11,8 +11,9 @@ from pytest_trainbench.record import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Statistical:
-    """Judged against the noise between launches. A change under ``floor`` is never a regression, however certain;
-    where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of the baseline."""
+    """Judged against the noise between launches. A change under ``floor`` is never a regression, however
+    certain; where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of
+    the baseline. Its values are above 0."""
 
     floor: float
     tolerance: float
@@ -61,7 +62,8 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not repeatable."""
+    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
+    repeatable."""
 
     title: str
     unit: str
@@ -71,9 +73,16 @@ class Metric:
 
 
 def counted_flops(traces: Sequence[Trace]) -> float | None:
-    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not count."""
+    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not
+    count."""
     counts = [trace.flops_counted for trace in traces]
     return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _flops(window: Window) -> int | None:
+    """A whole number, so that storing it loses nothing and it can be compared exactly."""
+    flops = counted_flops(window.traces) or window.traces[0].flops
+    return None if flops is None else round(flops)
 
 
 def _mfu(window: Window) -> float | None:
@@ -83,7 +92,7 @@ def _mfu(window: Window) -> float | None:
 
 METRICS: dict[str, Metric] = {
     "step_ms": Metric(
-        title="step",
+        title="step time",
         unit="ms",
         higher_is_better=False,
         gate=Statistical(floor=0.01, tolerance=0.05),
@@ -129,7 +138,7 @@ METRICS: dict[str, Metric] = {
         unit="FLOP",
         higher_is_better=False,
         gate=Exact(),
-        read=lambda window: counted_flops(window.traces) or window.traces[0].flops,
+        read=_flops,
     ),
     "tflops_per_device": Metric(
         title="TFLOPS per device",

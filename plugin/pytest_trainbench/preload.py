@@ -12,7 +12,7 @@ VARIABLE = "TRAINBENCH_PRELOAD"
 
 
 def _preload() -> None:
-    # cudaGetDeviceCount, which torch.cuda.is_available() calls by default, spoils CUDA for forked children.
+    # cudaGetDeviceCount, which torch.cuda.is_available() calls by default, spoils CUDA in forked children.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Libraries greet on import; a rank that really fails to import one says so itself.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -1,4 +1,4 @@
-"""What was measured: traces (one a rank), launches (one a process launch), records (one a case). All JSON-able."""
+"""What was measured: traces (one a rank), launches (one a process launch), records (one a case)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 class Trace:
     """What one rank saw of one launch; written by the rank as JSON.
 
-    step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where this
-    rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step on all ranks
-    by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name. phases_s: seconds by
-    phase.
+    step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
+    this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
+    on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
+    phases_s: seconds by phase.
     """
 
     rank: int
@@ -55,9 +55,10 @@ class Trace:
 class Launch:
     """One process launch, its ranks reduced: the unit of evidence.
 
-    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the steady
-    window that ``metrics`` (values by metric name) were read from. losses are the mean over data-parallel ranks, from
-    the first step on. ``reason`` says why ``outcome`` is not ``ok``.
+    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
+    steady window that ``metrics`` (values by metric name) were read from. losses are the mean over
+    data-parallel ranks, from the first step on, up to the first that is not finite: every number here is.
+    ``reason`` says why ``outcome`` is not ``ok``.
     """
 
     outcome: str = "ok"
@@ -73,10 +74,11 @@ class Launch:
             raise ValueError(f"a launch ends as one of {', '.join(LAUNCH_OUTCOMES)}, not {self.outcome!r}")
         if (self.outcome == "ok") != (self.reason is None):
             raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
-        if self.outcome == "ok":
-            broken = {name: value for name, value in self.metrics.items() if not math.isfinite(value)}
-            if broken or not self.step_ms or min(self.step_ms) <= 0:
-                raise ValueError(f"an ok launch has finite metrics and step times above 0, not {broken or self.step_ms}")
+        numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.phases_s.values()]
+        if broken := [number for number in numbers if not math.isfinite(number)]:
+            raise ValueError(f"a launch holds finite numbers, not {broken}")
+        if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
+            raise ValueError(f"an ok launch has step times above 0, not {self.step_ms}")
 
     @property
     def steady_ms(self) -> list[float]:
@@ -87,8 +89,8 @@ class Launch:
 class Record:
     """All launches of one case in one session, with what is needed to compare them later.
 
-    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the hardware id,
-    ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
+    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the
+    hardware id, ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
     """
 
     case: Case
@@ -143,9 +145,13 @@ class Record:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """JSON for people and for ``git diff``: indented, a list of numbers on one line, floats to 6 significant digits."""
+    """JSON for people and ``git diff``: indented, and a list of numbers on one line.
+
+    Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are.
+    """
     text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
-    return re.sub(r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]", lambda list_: f"[{' '.join(list_[1].split())}]", text) + "\n"
+    numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
+    return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def read_record(path: Path) -> Record:
@@ -156,18 +162,21 @@ def read_record(path: Path) -> Record:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
-            raise ValueError(f"its format is version {data['schema']}; this pytest-trainbench reads {SCHEMA}")
+            raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
         record = Record.from_json(data)
         if record.case.id != data["id"]:
-            raise ValueError(f"its id {data['id']!r} is not that of its case, {record.case.id!r}: it was edited by hand")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no record: {type(error).__name__}: {error}") from error
+            ids = f"its id {data['id']!r} is not that of its case, {record.case.id!r}"
+            raise ValueError(f"{ids}: it was edited by hand")
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a record: {error}") from error
     return record
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 1)
+        return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from pytest_trainbench.metrics import METRICS, Window, counted_flops
 from pytest_trainbench.record import Launch, Trace
@@ -15,14 +16,14 @@ FLOPS_AGREEMENT = 0.01
 
 
 def steady_from(step_ms: Sequence[float]) -> int:
-    """Index of the first step of the steady window; at most half of the steps are cut.
+    """Index of the first step of the steady window; less than half of the steps are cut.
 
-    The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is smallest.
-    Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation output",
-    Simulation 69(6), 1997.
+    The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is
+    smallest. Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation
+    output", Simulation 69(6), 1997.
     """
     best, best_score = 0, math.inf
-    for start in range(len(step_ms) // 2 + 1):
+    for start in range(max(1, len(step_ms) // 2)):
         rest = step_ms[start:]
         score = statistics.pvariance(rest) / len(rest)
         if score < best_score:
@@ -33,8 +34,8 @@ def steady_from(step_ms: Sequence[float]) -> int:
 def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
     """One launch from the traces of all its ranks.
 
-    A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come from the
-    totals of the steady window. A launch that fails a guard keeps its figures and is ``invalid``.
+    A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come
+    from the totals of the steady window. A launch that fails a guard keeps its figures and is ``invalid``.
     """
     slowest_ms = [max(times) for times in zip(*(trace.step_ms for trace in traces), strict=True)]
     start = steady_from(slowest_ms)
@@ -52,7 +53,7 @@ def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
         reason=fault,
         step_ms=slowest_ms,
         steady_from=start,
-        losses=losses,
+        losses=list(takewhile(math.isfinite, losses)),
         metrics={name: value for name, value in readings.items() if value is not None},
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
     )
@@ -61,20 +62,24 @@ def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
 def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> str | None:
     """Why ``losses`` are not those of the unsharded ``reference``, or ``None``.
 
-    Compared step by step over the steps that both have. ``tolerance`` is a fraction of how far the reference has
-    fallen: the loss itself is large at the start whether or not anything is learned, so it would hide a fault.
+    Compared step by step over the steps that both have. ``tolerance`` is a fraction of how far the reference
+    has fallen: the loss itself is large at the start whether or not anything is learned, so it would hide a
+    fault.
     """
     steps = min(len(losses), len(reference))
     if steps < 2:
         return f"only {steps} of its losses can be held against the reference's"
-    fall = max(reference[:steps]) - min(reference[:steps])
+    fall = reference[0] - min(reference[:steps])
+    if not fall > 0 or not all(map(math.isfinite, reference[:steps])):
+        seen = ", ".join(f"{loss:.4f}" for loss in reference[:steps])
+        return f"the unsharded model learned nothing to compare with: its losses were {seen}"
     apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
     worst = max(range(steps), key=apart.__getitem__)
     if apart[worst] <= tolerance * fall:
         return None
     return (
-        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model has"
-        f" {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall so far, and {tolerance:.1%} is allowed"
+        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model"
+        f" has {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall, and {tolerance:.1%} is allowed"
     )
 
 
@@ -91,9 +96,9 @@ def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) 
     for step, loss in enumerate(losses, 1):
         if not math.isfinite(loss):
             return f"the loss of step {step} is {loss}"
-    tail = losses[len(losses) // 2 :]
-    if statistics.fmean(tail) >= losses[0]:
-        return f"nothing was learned: the loss began at {losses[0]:.4f} and its second half averages {statistics.fmean(tail):.4f}"
+    late = statistics.fmean(losses[len(losses) // 2 :])
+    if late >= losses[0]:
+        return f"nothing was learned: the loss began at {losses[0]:.4f}; its second half averages {late:.4f}"
     for trace in traces:
         if trace.digest_before == trace.digest_after:
             return f"no parameter of rank {trace.rank} changed"
@@ -104,7 +109,8 @@ def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) 
     for group in replicas.values():
         for trace in group[1:]:
             if trace.digest_after != group[0].digest_after:
-                return f"data-parallel replicas differ: ranks {group[0].rank} and {trace.rank} hold other parameters"
+                pair = f"ranks {group[0].rank} and {trace.rank}"
+                return f"data-parallel replicas differ: {pair} hold other parameters"
     formula, counted = traces[0].flops, counted_flops(traces)
     if formula is not None and counted is not None and abs(counted / formula - 1) > FLOPS_AGREEMENT:
         return (

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def _positive(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        value = kind(text)
-        if not value > 0:
-            raise ValueError("it must be above 0")
-        return value
+def _count(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]*", text):
+        raise ValueError("it must be a whole number above 0")
+    return int(text)
 
-    return parse
+
+def _seconds(text: str) -> float:
+    return _positive(text, "a number of seconds above 0")
 
 
 def _switch(text: str) -> bool:
-    if text.lower() not in ("true", "1", "yes", "false", "0", "no", ""):
-        raise ValueError("it is true or false")
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise ValueError("it must be true or false")
     return text.lower() in ("true", "1", "yes")
 
 
 def gigabytes(text: str) -> float:
     """``"32"``, ``"32GB"`` → 32.0 (GB of 10⁹ bytes)."""
-    value = float(text.upper().removesuffix("GB"))
-    if not value > 0:
-        raise ValueError("it must be above 0 GB")
+    return _positive(text.upper().removesuffix("GB"), "a number of GB above 0, for example 32GB")
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"it must be {what}")
     return value
 
 
@@ -54,7 +63,7 @@ OPTIONS: dict[str, Option] = {
         parse=_switch,
     ),
     "launches": Option(
-        help="process launches of each case (default: 3)", default=3, parse=_positive(int), metavar="N"
+        help="process launches of each case (default: 3)", default=3, parse=_count, metavar="N"
     ),
     "baseline_dir": Option(
         help="folder of the baselines (default: baselines, beside the ini file)",
@@ -65,7 +74,7 @@ OPTIONS: dict[str, Option] = {
     "devices": Option(
         help="use at most this many devices (default: all; on a CPU 4 ranks share the cores)",
         default=None,
-        parse=_positive(int),
+        parse=_count,
         metavar="N",
     ),
     "memory_cap": Option(
@@ -77,13 +86,13 @@ OPTIONS: dict[str, Option] = {
     "launch_timeout": Option(
         help="seconds that one launch may take (default: 600); a collective may take half of it",
         default=600.0,
-        parse=_positive(float),
+        parse=_seconds,
         metavar="SECONDS",
     ),
     "run_timeout": Option(
         help="seconds that all launches together may take (default: no limit)",
         default=None,
-        parse=_positive(float),
+        parse=_seconds,
         metavar="SECONDS",
     ),
     "results": Option(
@@ -117,7 +126,7 @@ class Settings:
     report_md: Path | None
     preload: str
     strict: bool
-    """Whether a row without a baseline fails: so it is where ``CI`` is set, for there nobody reads a warning."""
+    """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
 
 
 def flag(name: str) -> str:
@@ -127,7 +136,8 @@ def flag(name: str) -> str:
 def read(
     command_line: Mapping[str, Any], environment: Mapping[str, str], ini: Mapping[str, str], root: Path
 ) -> Settings:
-    """Settings from their sources; ``command_line`` holds ``None``, and ``ini`` ``""``, for what was not given.
+    """Settings from their sources; what was not given is ``None`` in ``command_line`` and, in the others,
+    absent or empty.
 
     Raises ``ValueError`` with one sentence that names the source of a value that makes no sense.
     """
@@ -135,15 +145,15 @@ def read(
     for name, option in OPTIONS.items():
         sources = {
             flag(name): command_line.get(name),
-            f"TRAINBENCH_{name.upper()}": environment.get(f"TRAINBENCH_{name.upper()}"),
+            f"TRAINBENCH_{name.upper()}": environment.get(f"TRAINBENCH_{name.upper()}") or None,
             f"trainbench_{name} in the ini file": ini.get(name) or None,
         }
-        source, given = next(((key, value) for key, value in sources.items() if value is not None), ("", None))
+        found = ((source, value) for source, value in sources.items() if value is not None)
+        source, given = next(found, ("", None))
         try:
             values[name] = option.parse(str(given)) if given is not None else option.default
         except ValueError as error:
             raise ValueError(f"{source}={given} cannot be used: {error}") from None
     values["baseline_dir"] = root / values["baseline_dir"]
-    return Settings(
-        **values, preload=ini.get("preload", ""), strict=environment.get("CI", "").lower() not in ("", "0", "false")
-    )
+    strict = environment.get("CI", "").lower() not in ("", "0", "false")
+    return Settings(**values, preload=ini.get("preload", ""), strict=strict)

@@ -18,24 +18,25 @@ class Step:
     """One optimisation step of a model that is being trained, as one rank sees it.
 
     run:
-        Does one whole step (forward, backward, optimizer) and returns this rank's loss, a detached scalar tensor
-        still on its device, or ``None`` on a rank that has none (a pipeline stage other than the last). It must
-        neither synchronise nor call ``.item()``: that would be measured.
+        Does one whole step (forward, backward, optimizer) and returns this rank's loss, a detached scalar
+        tensor still on its device, or ``None`` on a rank that has none (a pipeline stage other than the
+        last). It must neither synchronise nor call ``.item()``: that would be measured.
     samples, tokens:
         Processed by one step on *all* ranks together.
     flops:
-        Floating-point operations of one step on all ranks together by formula, a multiply-add counting as two;
-        ``None`` where no formula is known.
+        Floating-point operations of one step on all ranks together by formula, a multiply-add counting as
+        two; ``None`` where no formula is known.
     counts_flops:
-        Whether ``torch.utils.flop_counter`` over ``run`` sees each operation of the formula exactly once, so that
-        the two can be held against each other. False where the counter cannot see the work (compiled regions) or
-        sees more than the model's (recomputation).
+        Whether ``torch.utils.flop_counter`` over ``run`` sees each operation of the formula exactly once, so
+        that the two can be held against each other. False where the counter cannot see the work (compiled
+        regions) or sees more than the model's (recomputation).
     dtype:
         Number format of the step's matrix products, one of :data:`DTYPES`.
     parameters:
         Gives the tensors (or this rank's shards of them) that training must change.
     replicated:
-        Whether ``parameters`` must be equal, bit for bit, on ranks that differ only in their data-parallel position.
+        Whether ``parameters`` must be equal, bit for bit, on ranks that differ only in their data-parallel
+        position.
     """
 
     run: Callable[[], Tensor | None]

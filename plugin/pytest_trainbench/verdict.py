@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_trainbench.environment import Difference
@@ -25,26 +25,22 @@ OUTCOMES: dict[str, str] = {
     "timeout": "fails",
     "crash": "fails",
 }
-"""How each outcome ends its test. ``no-baseline`` fails where ``CI`` is set, ``oom`` where the baseline fitted."""
+"""How each outcome ends its test; ``no-baseline`` fails where ``CI`` is set."""
 
 CONFIDENCE = 0.99
 """Two-sided, of the interval around a change between two sets of launches."""
 
 PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
-"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this many
-with this relative standard deviation (launches of one BERT step on H200 machines differ by 0.3 to 0.5 %)."""
-
-
-ROUNDING = 1e-9
-"""Relative difference that two equal whole numbers may show after their logarithms were taken."""
+"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this
+many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One metric against its baseline.
 
-    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a fraction,
-    that these launches could have told from noise. ``outcome`` is ok, regression, improvement or noisy.
+    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a
+    fraction, that these launches could have told from noise. ``outcome``: ok, regression, improvement, noisy.
     """
 
     metric: str
@@ -58,7 +54,7 @@ class Change:
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
-    ``suspects`` what differs in the environment: (name, before, now)."""
+    ``suspects`` what differs in the environment."""
 
     outcome: str
     reason: str | None = None
@@ -85,8 +81,8 @@ def judge(
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``.
 
-    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects`` those
-    that may explain a change; both as (name, before, now).
+    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
+    those that may explain a change.
     """
     listed = tuple(suspects)
     if record.outcome in ("invalid", "timeout", "crash"):
@@ -96,15 +92,17 @@ def judge(
             return Verdict(outcome="oom", reason=record.reason)
         return Verdict(outcome="no-baseline", reason="there is no baseline for this case on this hardware")
     if must_match:
-        what = "; ".join(f"{name} was {before}, is {now}" for name, before, now in must_match)
-        return Verdict(outcome="incomparable", reason=f"the baseline is of other conditions: {what}", suspects=listed)
+        what = "; ".join(f"{name} was {fact(before)}, is {fact(now)}" for name, before, now in must_match)
+        reason = f"the baseline is of other conditions: {what}"
+        return Verdict(outcome="incomparable", reason=reason, suspects=listed)
     if record.outcome == "oom" or baseline.outcome == "oom":
         if record.outcome == baseline.outcome:
             return Verdict(outcome="oom", reason="out of memory, as in the baseline", suspects=listed)
         if record.outcome == "oom":
             reason = f"out of memory where the baseline fitted: {record.reason}"
             return Verdict(outcome="regression", reason=reason, suspects=listed)
-        return Verdict(outcome="improvement", reason="fits in memory where the baseline did not", suspects=listed)
+        reason = "fits in memory where the baseline did not"
+        return Verdict(outcome="improvement", reason=reason, suspects=listed)
     if lost := [name for name in METRICS if baseline.values(name) and not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
@@ -116,7 +114,8 @@ def judge(
     )
     for outcome in ("regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            return Verdict(outcome=outcome, reason="; ".join(map(describe, found)), changes=changes, suspects=listed)
+            reason = "; ".join(map(describe, found))
+            return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed)
     return Verdict(outcome="ok", changes=changes, suspects=listed)
 
 
@@ -124,43 +123,55 @@ def describe(change: Change) -> str:
     """One change in words: what, by how much, and how little could have been seen."""
     title = METRICS[change.metric].title
     if change.outcome == "noisy":
-        return f"only a change of {title} of {change.sees:.1%} or more could have been seen"
-    word = "better" if change.change > 0 else "worse"
-    return f"{title} is {abs(change.change):.1%} {word} (sees ≥ {change.sees:.1%})"
+        return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
+    return f"{title} {movement(change)}"
+
+
+def movement(change: Change) -> str:
+    """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything."""
+    moved = f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
+    sees = f" (sees ≥ {percent(change.sees)})" if change.sees else ""
+    return (moved if change.change else "unchanged") + sees
+
+
+def percent(fraction: float) -> str:
+    """One decimal, or as many as it takes to show that a fraction is not 0."""
+    return f"{fraction:.1%}" if round(fraction, 3) or not fraction else f"{fraction * 100:.1g}%"
+
+
+def fact(value: object) -> str:
+    """A fact of an environment in words."""
+    return "not known" if value is None else str(value)
 
 
 def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
     metric = METRICS[name]
-    log_before, log_now = [math.log(value) for value in before], [math.log(value) for value in now]
-    ratio = statistics.fmean(log_now) - statistics.fmean(log_before)
-    better = math.expm1(ratio) if metric.higher_is_better else -math.expm1(ratio)
+    middle: Callable[[Sequence[float]], float] = statistics.median
     match metric.gate:
         case Statistical(floor=floor, tolerance=tolerance):
-            sees = max(floor, math.expm1(_half_width(log_before, log_now)))
+            middle = statistics.geometric_mean
+            sees = max(floor, math.expm1(_half_width(before, now)))
             outcome = "noisy" if sees > tolerance else "ok"
         case Relative(limit=limit):
             sees, outcome = limit, "ok"
         case Exact():
-            sees, outcome = ROUNDING, "ok"
+            sees, outcome = 0.0, "ok"
         case None:
             raise ValueError(f"{name} is not judged")
-    if abs(better) > sees:
+    old, new = middle(before), middle(now)
+    grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
+    better = grown if metric.higher_is_better else -grown
+    if not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
-    return Change(
-        metric=name,
-        before=math.exp(statistics.fmean(log_before)),
-        now=math.exp(statistics.fmean(log_now)),
-        change=better,
-        sees=sees,
-        outcome=outcome,
-    )
+    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
 
 
 def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
-    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the launches,
-    with the prior's launches added to both."""
+    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
+    launches, with the prior's launches added to both."""
     from scipy.stats import t
 
+    before, now = [math.log(value) for value in before], [math.log(value) for value in now]
     freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
     squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(
         statistics.pvariance(side) * len(side) for side in (before, now)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
-from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.report.terminal import counts, failure
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.report.terminal import counts, failure, grid, notes
 from pytest_trainbench.verdict import OUTCOMES
 
 
 def report(rows: Sequence[Row], header: str) -> str:
-    text = table(rows)
-    align = ["left" if name in ("case", "outcome") else "right" for name in text]
-    parts = [
-        f"## Training benchmark: {counts(rows)}",
-        header,
-        tabulate(text.to_dict("list"), headers="keys", tablefmt="pipe", disable_numparse=True, colalign=align),
-    ]
+    parts = [f"## Training benchmark: {counts(rows)}", header, grid(rows, "pipe")]
     for row in rows:
         if OUTCOMES[row.verdict.outcome] == "fails":
-            parts.append(f"<details open><summary>{row.label}</summary>\n\n```text\n{failure(row)}\n```\n\n</details>")
-        elif row.verdict.reason:
-            parts.append(f"- {row.verdict.outcome}: `{row.label}`: {row.verdict.reason}")
+            block = f"```text\n{failure(row)}\n```"
+            parts.append(f"<details open><summary>{row.label}</summary>\n\n{block}\n\n</details>")
+    if said := notes(rows):
+        parts.append("\n".join(f"- {note}" for note in said))
     return "\n\n".join(parts) + "\n"

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_trainbench.frame import frame
 from pytest_trainbench.record import Record
 from pytest_trainbench.verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MIB = 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
-    accept: the command that makes what was measured the baseline. by_hand: the command that runs the case without
-    pytest.
+    accept: the command that makes what was measured the baseline. by_hand: the command that runs the case
+    without pytest.
     """
 
     label: str
@@ -38,42 +36,47 @@ class Row:
 def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, everything as text, columns without any figure left out.
 
-    Figures are medians over the launches. Memory is what the most loaded rank's tensors held at their peak or, on a
-    CPU, where tensors are not counted, the peak resident set of its process.
+    Figures are medians over the launches. Memory is what the most loaded rank's tensors held at their peak
+    or, on a CPU, where tensors are not counted, the peak resident set of its process.
     """
     import pandas as pd
 
-    launches = frame(row.record for row in rows if row.record is not None)
-    middle = launches.groupby("id").median(numeric_only=True) if len(launches) else launches
-
-    def figure(row: Row, metric: str, spell: str, scale: float = 1.0) -> str:
-        if row.record is None or metric not in middle or pd.isna(middle.loc[row.record.case.id, metric]):
-            return ""
-        return format(middle.loc[row.record.case.id, metric] / scale, spell)
-
-    lines = []
-    for row in rows:
-        step = row.verdict.change("step_ms")
-        lines.append(
-            {
-                "case": row.label,
-                "samples/s": figure(row, "samples_per_s", ",.2f"),
-                "step ms": figure(row, "step_ms", ",.2f"),
-                "peak MiB": figure(row, "peak_allocated_bytes", ",.0f", MIB),
-                "process MiB": figure(row, "process_bytes", ",.0f", MIB),
-                "TFLOPS": figure(row, "tflops_per_device", ",.3g" if "cpu" in _hardware(row) else ",.0f"),
-                "MFU": figure(row, "mfu", ".1%"),
-                "launches": str(len(row.record.launches)) if row.record else "",
-                "change": f"{step.change:+.1%}".replace("-", "−") if step else "",
-                "sees": f"≥{step.sees:.1%}" if step else "",
-                "outcome": row.verdict.outcome,
-            }
-        )
-    text = pd.DataFrame(lines).astype(str)
+    text = pd.DataFrame([_line(row) for row in rows]).astype(str)
     text = text[[name for name in text if (text[name] != "").any()]]
     # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
     return text.drop(columns="process MiB") if "peak MiB" in text and "process MiB" in text else text
 
 
-def _hardware(row: Row) -> str:
-    return row.record.hardware if row.record else ""
+def mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:,.0f}"
+
+
+def signed(fraction: float) -> str:
+    """``+1.2%``, ``−1.2%`` with a minus as wide as the plus, or ``0.0%`` without a sign."""
+    text = f"{fraction:+.1%}".replace("-", "−")
+    return "0.0%" if text[1:] == "0.0%" else text
+
+
+def _line(row: Row) -> dict[str, str]:
+    def figure(metric: str, spell: Callable[[float], str]) -> str:
+        launches = row.record.values(metric) if row.record else []
+        return spell(median(launches)) if launches else ""
+
+    step = row.verdict.change("step_ms")
+    return {
+        "case": row.label,
+        "samples/s": figure("samples_per_s", "{:,.2f}".format),
+        "step ms": figure("step_ms", "{:,.2f}".format),
+        "peak MiB": figure("peak_allocated_bytes", mib),
+        "process MiB": figure("process_bytes", mib),
+        "TFLOPS": figure("tflops_per_device", _tflops),
+        "MFU": figure("mfu", "{:.1%}".format),
+        "launches": str(len(row.record.launches)) if row.record else "",
+        "change": signed(step.change) if step else "",
+        "sees": f"≥{step.sees:.1%}" if step else "",
+        "outcome": row.verdict.outcome,
+    }
+
+
+def _tflops(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

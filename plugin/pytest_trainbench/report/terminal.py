@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from statistics import median
 
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.metrics import METRICS
-from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.verdict import OUTCOMES, Change
+from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
 
 SUSPECTS_SHOWN = 12
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The table, then one line a row that needs one, then how many rows ended how."""
-    text = table(rows)
-    numbers = [name for name in text if name not in ("case", "outcome")]
-    align = ["right" if name in numbers else "left" for name in text]
-    lines = [tabulate(text.to_dict("list"), headers="keys", tablefmt="simple", disable_numparse=True, colalign=align)]
-    notes = [
-        f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"
-        for row in rows
-        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails"
-    ]
-    # A reason that is the same for every row is said once.
-    reasons = {row.verdict.reason for row in rows}
-    if len(rows) > 1 and len(reasons) == 1 and notes:
-        notes = [f"{rows[0].verdict.outcome}: every row: {rows[0].verdict.reason}"]
-    if notes:
-        lines += ["", *notes]
+    """The table, then why rows ended as they did."""
+    lines = [grid(rows, "simple")]
+    if said := notes(rows):
+        lines += ["", *said]
     return "\n".join(lines)
+
+
+def grid(rows: Sequence[Row], form: str) -> str:
+    """The table in one of tabulate's forms."""
+    text = table(rows)
+    align = ["left" if name in ("case", "outcome") else "right" for name in text]
+    columns = text.to_dict("list")
+    return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Why rows ended as they did, for those that did not fail (see :func:`failure`); each reason once."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails":
+            labels.setdefault((row.verdict.outcome, row.verdict.reason), []).append(row.label)
+    return [
+        f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
+        for (outcome, reason), who in labels.items()
+    ]
 
 
 def counts(rows: Sequence[Row]) -> str:
@@ -44,7 +53,7 @@ def counts(rows: Sequence[Row]) -> str:
 def failure(row: Row) -> str:
     """What the person who finds this test red reads: how much, against what, what differs, what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
-    facts = [("changed" if number == 0 else "", _spell(change)) for number, change in enumerate(row.verdict.changes)]
+    facts = _listed("judged", [_spell(change) for change in row.verdict.changes])
     if row.baseline is not None and row.baseline_path is not None:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
@@ -68,31 +77,33 @@ def saved(saves: Sequence[Saved]) -> str:
 def _replaced(save: Saved) -> str:
     if save.record.outcome != "ok":
         return save.record.outcome
-    now = _middle(save.record.values("step_ms"))
-    if save.replaced is None or save.replaced.outcome != "ok":
-        return f"{now:,.2f} ms a step, new" if save.replaced is None else f"{now:,.2f} ms a step, was {save.replaced.outcome}"
-    before = _middle(save.replaced.values("step_ms"))
-    return f"{before:,.2f} → {now:,.2f} ms a step ({now / before - 1:+.1%})"
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    now = median(save.record.values("step_ms"))
+    if save.replaced is None:
+        return f"{now:,.2f} ms a step, new"
+    if save.replaced.outcome != "ok":
+        return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
+    before = median(save.replaced.values("step_ms"))
+    how = "slower" if now > before else "faster"
+    return f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
 
 
 def _spell(change: Change) -> str:
     metric = METRICS[change.metric]
-    sign = f"{change.change:+.1%}".replace("-", "−")
-    return (
-        f"{metric.title}: {change.before:,.6g} → {change.now:,.6g} {metric.unit}"
-        f"  {sign} (+ is better; sees ≥ {change.sees:.1%})  {change.outcome}"
-    )
+    before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
+    if unit == "B":
+        before, now, unit = mib(change.before), mib(change.now), "MiB"
+    return f"{metric.title}: {before} → {now} {unit}, {movement(change)}: {change.outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
     if not row.verdict.suspects:
         return [("differs", "nothing that is recorded of the environment")]
-    texts = [f"{name}: {before} → {now}" for name, before, now in row.verdict.suspects]
+    texts = [f"{name}: {fact(before)} → {fact(now)}" for name, before, now in row.verdict.suspects]
     more = len(texts) - SUSPECTS_SHOWN
     if more > 0:
         texts = [*texts[:SUSPECTS_SHOWN], f"and {more} more"]
-    return [("differs" if number == 0 else "", text) for number, text in enumerate(texts)]
+    return _listed("differs", texts)
+
+
+def _listed(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    return [(name if number == 0 else "", text) for number, text in enumerate(texts)]

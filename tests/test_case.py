@@ -1,0 +1,170 @@
+"""A case's id is made of all that changes the number, and of nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import re
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+from samples import case
+
+from pytest_trainbench.case import Case, builder_path
+from pytest_trainbench.mesh import MeshShape
+
+FULL = Case(
+    builder="suite.sharding:train_step",
+    mesh=MeshShape(dp=2, tp=2),
+    params={
+        "strategy": "zero2",
+        "model": "gpt-1.3b",
+        "layers": 24,
+        "flash": True,
+        "clip": None,
+        "betas": [0.9, 0.95],
+    },
+    version=3,
+    memory_cap_gb=32.0,
+)
+
+
+def test_id_is_readable_and_has_every_part() -> None:
+    assert FULL.id == (
+        "train_step(betas=[0.9, 0.95], clip=null, flash=true, layers=24, model=gpt-1.3b, strategy=zero2,"
+        " memory cap 32.0 GB, v3) @ dp2-tp2"
+    )
+
+
+def test_id_leaves_out_the_module_the_order_and_defaults() -> None:
+    here = Case(builder="a.b:train", mesh=MeshShape(), params={"x": 1, "y": {"p": 1, "q": 2}})
+    there = Case(builder="c:train", mesh=MeshShape(), params=OrderedDict(y={"q": 2, "p": 1}, x=1))
+    assert here.id == there.id == 'train(x=1, y={"p": 1, "q": 2}) @ dp1'
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        {"builder": "suite.sharding:other"},
+        {"mesh": MeshShape(dp=4)},
+        {"params": {**FULL.params, "layers": 12}},
+        {"params": {**FULL.params, "more": 1}},
+        {"version": 4},
+        {"version": 1},
+        {"memory_cap_gb": 40.0},
+        {"memory_cap_gb": 32.000001},
+        {"memory_cap_gb": None},
+    ],
+)
+def test_id_and_slug_differ_where_a_part_does(replaced: dict[str, Any]) -> None:
+    other = dataclasses.replace(FULL, **replaced)
+    assert other.id != FULL.id
+    assert other.slug != FULL.slug
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"x": "1"}, {"x": 1}),
+        ({"x": "true"}, {"x": True}),
+        ({"x": "null"}, {"x": None}),
+        ({"x": "[1]"}, {"x": [1]}),
+        ({"x": 'a", "y=b'}, {"x": "a", "y": "b"}),
+        ({"x": "1, y=2"}, {"x": 1, "y": 2}),
+        ({"x": "a, y=b"}, {"x": "a", "y": "b"}),
+        ({"x": "a) @ dp1"}, {"x": "a"}),
+        ({"x": ""}, {"x": '""'}),
+    ],
+)
+def test_different_parameters_never_share_an_id(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert case(**one).id != case(**other).id
+
+
+def test_text_is_quoted_where_it_is_more_than_a_word() -> None:
+    assert case(path="a/b-c_d.e:f+g", text="two words").id == (
+        'train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2'
+    )
+
+
+def test_a_memory_cap_is_not_taken_for_a_parameter() -> None:
+    capped = Case(builder="a:b", mesh=MeshShape(), memory_cap_gb=32)
+    assert capped.id != Case(builder="a:b", mesh=MeshShape(), params={"memory_cap": "32GB"}).id
+
+
+def test_slug_is_a_short_plain_file_name() -> None:
+    assert re.fullmatch(r"train_step-gpt-1\.3b-zero2-dp2-tp2-[0-9a-f]{8}", FULL.slug)
+    assert re.fullmatch(r"train_step-\.\.-etc-dp2-[0-9a-f]{8}", case(path="/../Etc/Ä").slug)
+    assert len(case(text="x" * 500).slug) == 80 + 1 + 8
+
+
+def test_json_gives_the_same_case_back() -> None:
+    assert Case.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"bytes", [lambda: None]])
+def test_a_parameter_that_is_not_json_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^parameter rate=.* of suite\.sharding:train_step is not JSON: "):
+        case(rate=value)
+
+
+@pytest.mark.parametrize("builder", ["", "train", "a.b.train", "a b:train", "a:b:c", "a:b.c", "a/b.py:train"])
+def test_a_builder_is_an_import_path(builder: str) -> None:
+    message = f"a step builder is named package.module:function, not {builder!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        case(builder=builder)
+
+
+@pytest.mark.parametrize("cap", [0, -1.0, math.nan])
+def test_a_memory_cap_is_above_zero(cap: float) -> None:
+    with pytest.raises(ValueError, match="memory cap must be above 0 GB"):
+        dataclasses.replace(FULL, memory_cap_gb=cap)
+
+
+def top_level() -> None: ...
+
+
+def test_a_function_at_the_top_of_a_module_has_an_import_path() -> None:
+    assert builder_path(top_level) == f"{__name__}:top_level"
+    assert builder_path("any.module:name") == "any.module:name"
+
+
+class Holder:
+    @staticmethod
+    def method() -> None: ...
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        lambda: None,
+        Holder.method,
+        functools.partial(top_level),
+        type("f", (), {"__call__": lambda self: None})(),
+    ],
+    ids=["lambda", "method", "partial", "callable object"],
+)
+def test_what_another_process_cannot_import_is_refused(builder: Any) -> None:
+    with pytest.raises(
+        ValueError, match="cannot be imported by another process: define it at a module's top"
+    ):
+        builder_path(builder)
+
+
+def test_a_nested_function_is_refused() -> None:
+    def nested() -> None: ...
+
+    with pytest.raises(ValueError, match="cannot be imported by another process"):
+        builder_path(nested)
+
+
+def test_a_function_of_the_main_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None: ...
+
+    train.__module__, train.__qualname__ = "__main__", "train"
+    monkeypatch.setattr(sys.modules["__main__"], "train", train, raising=False)
+    with pytest.raises(ValueError, match="cannot be imported by another process"):
+        builder_path(train)

@@ -1,0 +1,230 @@
+"""The timed loop: how many steps, what it hands back, and that nothing in it waits for the device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_trainbench import measure
+from pytest_trainbench.measure import Plan, Timing, digest
+from pytest_trainbench.step import Step
+
+CPU = torch.device("cpu")
+QUICK = Plan(warmup=3, window_s=0.5, min_steps=4, max_steps=50)
+
+
+# The plan
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps"),
+    [(0.1, 20), (0.099, 21), (10.0, 10), (0.2, 10), (0.0001, 100), (0.0, 100)],
+)
+def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
+    assert Plan(window_s=2.0, min_steps=10, max_steps=100).steps(step_s) == steps
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{"warmup": 1}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
+)
+def test_a_plan_that_measures_nothing_is_refused(nonsense: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match="a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s"
+    ):
+        Plan(**nonsense)
+
+
+# The loop
+
+
+def training(counts_flops: bool = True) -> Step:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    inputs, targets = torch.randn(16, 8), torch.randn(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    flops = 2 * 2 * 16 * 8 * 4  # forward and the weight's gradient
+    return Step(run=run, samples=16, flops=flops, counts_flops=counts_flops, parameters=model.parameters)
+
+
+def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tuple[Timing, list[str]]:
+    """Where the slowest rank says 50 ms, ten steps fill the window of :data:`QUICK`."""
+    phases: list[str] = []
+    return measure.run(step, QUICK, CPU, slowest=slowest, phase=phases.append), phases
+
+
+def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one() -> None:
+    timing, phases = run(training())
+    assert phases == ["counting FLOPs", "warming up", "timing 10 steps"]
+    assert len(timing.step_ms) == 10
+    assert all(0 < ms < 1000 for ms in timing.step_ms)
+    assert timing.losses == measure.losses(training(), QUICK.warmup + 10)
+    assert timing.losses[-1] < timing.losses[0]  # type: ignore[operator]
+    assert timing.flops_counted == training().flops
+    assert set(timing.memory) == {"process_bytes"}
+    assert timing.memory["process_bytes"] > 10 * 2**20
+
+
+def test_flops_are_not_counted_where_the_counter_would_be_wrong() -> None:
+    assert run(training(counts_flops=False))[0].flops_counted is None
+
+
+def test_all_ranks_time_as_many_steps_as_the_slowest_asks_for() -> None:
+    asked: list[float] = []
+
+    def slowest(mine: float) -> float:
+        asked.append(mine)
+        return 0.1
+
+    timing, _ = run(training(), slowest=slowest)
+    assert len(timing.step_ms) == 5
+    assert asked[0] > 0, "this rank's own step"
+    assert asked[1:] == [0.0], "a barrier before the first timed step"
+
+
+class Loss:
+    """Says when it is read, which on a device would mean waiting for it."""
+
+    def __init__(self, log: list[str], value: float) -> None:
+        self.log, self.value = log, value
+
+    def __float__(self) -> float:
+        self.log.append("read")
+        return self.value
+
+
+def fake(log: list[str], value: float = 1.0) -> Step:
+    def run() -> Any:
+        log.append("run")
+        return Loss(log, value)
+
+    return Step(run=run, samples=1, parameters=tuple)
+
+
+def test_no_loss_is_read_before_the_last_step_has_run() -> None:
+    log: list[str] = []
+    timing, _ = run(fake(log))
+    assert log == ["run"] * (QUICK.warmup + 10) + ["read"] * (QUICK.warmup + 10)
+    assert timing.losses == [1.0] * (QUICK.warmup + 10)
+
+
+def test_a_rank_without_losses_says_none_for_each_step() -> None:
+    timing, _ = run(Step(run=lambda: None, samples=1, parameters=tuple))
+    assert timing.losses == [None] * (QUICK.warmup + 10)
+
+
+class Clock:
+    """Moves on by what the test says and logs who looks at it."""
+
+    def __init__(self, log: list[str], *times_ms: float) -> None:
+        self.log, self.times_ms = log, iter(times_ms)
+
+    def mark(self) -> float:
+        self.log.append("mark")
+        return next(self.times_ms)
+
+    def elapsed_ms(self, before: float, after: float) -> float:
+        self.log.append("elapsed")
+        return after - before
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+def test_the_device_is_waited_for_once_after_the_last_step() -> None:
+    log: list[str] = []
+    step_ms, losses = measure.timed_loop(fake(log).run, 3, Clock(log, 0.0, 5.0, 8.0, 12.0))
+    assert step_ms == [5.0, 3.0, 4.0]
+    assert len(losses) == 3
+    assert log == ["mark", *["run", "mark"] * 3, "synchronize", *["elapsed"] * 3]
+
+
+def test_the_host_clock_counts_milliseconds() -> None:
+    clock = measure.clock_of(CPU)
+    assert clock.elapsed_ms(1_000_000, 3_500_000) == 2.5
+
+
+def test_the_peak_of_memory_is_that_since_the_reset() -> None:
+    def peak(size: int) -> int:
+        measure.reset_peak_memory(CPU)
+        held = torch.ones(size, dtype=torch.uint8)
+        found = measure.peak_memory(CPU)["process_bytes"]
+        del held
+        return found
+
+    high, low = peak(200 * 2**20), peak(2**20)
+    assert high - low > 150 * 2**20
+
+
+# The fingerprint
+
+
+def flipped(value: torch.Tensor, at: int, bit: int) -> torch.Tensor:
+    """The same tensor with one bit of one element changed."""
+    raw = bytearray(value.flatten().view(torch.uint8).numpy().tobytes())
+    raw[at * value.element_size() + bit // 8] ^= 1 << bit % 8
+    return torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8])
+def test_every_single_bit_shows(dtype: torch.dtype) -> None:
+    value = (torch.arange(6).reshape(2, 3) + 0.5).to(dtype)
+    bits = range(8 * value.element_size())
+    changed = {digest([value, flipped(value, at, bit)]) for at in range(value.numel()) for bit in bits}
+    assert digest([value, value]) not in changed
+
+
+def test_equal_bits_have_equal_digests_whatever_holds_them() -> None:
+    value = torch.randn(3, 4)
+    held = torch.nn.Parameter(value.t().contiguous().t())
+    assert digest([value]) == digest([value.clone()]) == digest([held])
+    assert re.fullmatch(r"[0-9a-f]{16}", digest([value]))
+
+
+def test_bits_count_and_not_values() -> None:
+    zero, minus = torch.tensor([0.0]), torch.tensor([-0.0])
+    assert zero == minus
+    assert digest([zero]) != digest([minus])
+    assert digest([torch.tensor(math.nan)]) == digest([torch.tensor(math.nan)])
+
+
+def test_the_order_of_tensors_counts() -> None:
+    first, second = torch.tensor([1.0]), torch.tensor([2.0])
+    assert digest([first, second]) != digest([second, first])
+
+
+def test_empty_and_scalar_tensors_and_none_at_all_have_a_digest() -> None:
+    assert len({digest([]), digest([torch.empty(0)]), digest([torch.tensor(1.0)])}) == 3
+
+
+def test_training_changes_it() -> None:
+    step = training()
+    before = digest(step.parameters())
+    step.run()
+    assert digest(step.parameters()) != before
+
+
+class Sharded(torch.Tensor):
+    """Holds another local part, as a DTensor does."""
+
+    def detach(self) -> Any:
+        return self
+
+    def to_local(self) -> torch.Tensor:
+        return torch.tensor([7.0])
+
+
+def test_of_a_sharded_tensor_this_ranks_part_counts() -> None:
+    assert digest([torch.zeros(5).as_subclass(Sharded)]) == digest([torch.tensor([7.0])])

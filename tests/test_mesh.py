@@ -1,0 +1,77 @@
+"""A mesh shape is plain data: validated, named, and laid out with the innermost axis on near ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pytest_trainbench.mesh import MeshShape
+
+
+def test_world_size_is_the_product_of_all_axes_but_ep() -> None:
+    assert MeshShape(dp=2, tp=3, pp=5, cp=7, ep=14).world_size == 2 * 3 * 5 * 7
+
+
+def test_axes_run_from_the_outermost_and_leave_out_those_of_one_except_dp() -> None:
+    assert list(MeshShape(dp=2, tp=3, pp=5, cp=7).axes.items()) == [
+        ("pp", 5),
+        ("dp", 2),
+        ("cp", 7),
+        ("tp", 3),
+    ]
+    assert MeshShape(tp=4).axes == {"dp": 1, "tp": 4}
+
+
+def test_neighbouring_ranks_share_the_innermost_axis() -> None:
+    shape = MeshShape(dp=2, tp=2, pp=2)
+    assert [shape.coordinates(rank) for rank in range(4)] == [
+        {"pp": 0, "dp": 0, "tp": 0},
+        {"pp": 0, "dp": 0, "tp": 1},
+        {"pp": 0, "dp": 1, "tp": 0},
+        {"pp": 0, "dp": 1, "tp": 1},
+    ]
+    assert shape.coordinates(7) == {"pp": 1, "dp": 1, "tp": 1}
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_outside_has_no_coordinates(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank} is outside a mesh of 4"):
+        MeshShape(dp=4).coordinates(rank)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        (MeshShape(), "dp1"),
+        (MeshShape(tp=2), "tp2"),
+        (MeshShape(dp=2, tp=2, pp=4, cp=8, ep=16), "dp2-tp2-pp4-cp8-ep16"),
+    ],
+)
+def test_its_name_is_parsed_back_to_the_same_shape(shape: MeshShape, name: str) -> None:
+    assert str(shape) == name
+    assert MeshShape.parse(name) == shape
+
+
+@pytest.mark.parametrize("spelling", [MeshShape(dp=4), "dp4", {"dp": 4}, 4])
+def test_every_spelling_gives_the_same_shape(spelling: MeshShape | str | dict[str, int] | int) -> None:
+    assert MeshShape.of(spelling) == MeshShape(dp=4)
+
+
+@pytest.mark.parametrize("degree", [0, -2, 1.0, True, "2", None])
+def test_a_degree_is_a_positive_whole_number(degree: object) -> None:
+    message = f"mesh axis 'tp' needs a positive whole number, not {degree!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MeshShape(tp=degree)  # type: ignore[arg-type]
+
+
+def test_experts_spread_over_dp_and_cp() -> None:
+    with pytest.raises(ValueError, match="ep=4 does not divide dp × cp = 6"):
+        MeshShape(dp=3, cp=2, tp=4, ep=4)
+
+
+@pytest.mark.parametrize("text", ["", "dp", "4", "xp2", "dp2-dp2", "dp2_tp2", "dp-2", "DP2"])
+def test_what_is_no_mesh_is_named_with_the_known_axes(text: str) -> None:
+    message = f"{text!r} is no mesh: expected parts such as dp2-tp2, of dp, tp, pp, cp, ep"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        MeshShape.parse(text)

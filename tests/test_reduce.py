@@ -1,0 +1,234 @@
+"""Ranks' traces become one launch, and a launch that cannot be believed is invalid, with its first fault."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from samples import MIB, record, trace
+
+from pytest_trainbench.record import Launch, Trace, dump
+from pytest_trainbench.reduce import loss_fault, reduce, steady_from
+
+
+def pair(**both: Any) -> list[Trace]:
+    return [trace(0, **both), trace(1, **both)]
+
+
+# The steady window
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3, 9])
+def test_slow_first_steps_are_left_out(slow: int) -> None:
+    warming = [130.0 - 3 * step for step in range(slow)]
+    steady = [100.0 + 0.2 * (step % 3) for step in range(30 - slow)]
+    assert steady_from(warming + steady) == slow
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 20])
+def test_equal_steps_are_all_kept(steps: int) -> None:
+    assert steady_from([0.1] * steps) == 0
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 5, 20, 21])
+def test_more_than_half_is_kept_however_long_it_takes_to_settle(steps: int) -> None:
+    assert steps - steady_from([2.0**-step for step in range(steps)]) > steps / 2
+
+
+def test_a_slow_last_step_cuts_nothing_that_was_steady() -> None:
+    assert steady_from([100.0] * 19 + [150.0]) == 0
+
+
+# What is read from it
+
+
+def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
+    first = trace(
+        0,
+        step_ms=[150.0, 100.0, 101.0, 100.0, 100.0, 101.0],
+        losses=[4.0, 3.0, 2.0],
+        memory={"peak_allocated_bytes": 700 * MIB, "peak_reserved_bytes": 900 * MIB},
+        phases_s={"building": 1.0, "timing": 0.652},
+    )
+    second = trace(
+        1,
+        step_ms=[120.0, 101.0, 100.0, 100.0, 101.0, 107.0],
+        losses=[6.0, 4.0, 3.0],
+        memory={"peak_allocated_bytes": 800 * MIB, "peak_reserved_bytes": 800 * MIB},
+        phases_s={"building": 0.5, "timing": 0.629},
+    )
+    total_s = 0.509  # of rank 1 from its second step on; the maxima of the steps add up to 0.510
+    found = reduce([first, second], peak_tflops=100.0)
+    assert found.metrics == pytest.approx(
+        {
+            "step_ms": 101.0,
+            "samples_per_s": 8 * 5 / total_s,
+            "tokens_per_s": 8192 * 5 / total_s,
+            "peak_allocated_bytes": 800 * MIB,
+            "peak_reserved_bytes": 900 * MIB,
+            "flops_per_step": 4 * 10**12,
+            "tflops_per_device": 4.0 * 5 / total_s / 2,
+            "mfu": 4.0 * 5 / total_s / 2 / 100,
+            "start_s": 1.652 - total_s,
+        }
+    )
+    assert found == Launch(
+        step_ms=[150.0, 101.0, 101.0, 100.0, 101.0, 107.0],
+        steady_from=1,
+        losses=[5.0, 3.5, 2.5],
+        metrics=found.metrics,
+        phases_s={"building": 1.0, "timing": 0.652},
+    )
+
+
+def test_what_is_not_known_is_absent_and_never_guessed() -> None:
+    bare: dict[str, Any] = {"flops": None, "flops_counted": None, "tokens": None, "memory": {}}
+    assert set(reduce(pair(**bare), peak_tflops=None).metrics) == {"step_ms", "samples_per_s", "start_s"}
+    assert "mfu" not in reduce(pair(), peak_tflops=None).metrics
+
+
+def test_flops_are_a_whole_number_counted_where_possible() -> None:
+    counted = reduce(pair(flops=1001.0, flops_counted=500.0), peak_tflops=None)
+    formula = reduce(pair(flops=1000.4, flops_counted=None), peak_tflops=None)
+    for found in (counted, formula):
+        assert found.metrics["flops_per_step"] == 1000
+        assert isinstance(found.metrics["flops_per_step"], int)
+
+
+def test_a_rank_without_a_loss_does_not_count_into_the_mean() -> None:
+    last = [4.0, 3.0, 2.0]
+    traces = [trace(0, coordinates={"pp": 0, "dp": 0}, losses=[None] * 3, replicated=False)]
+    traces += [trace(1, coordinates={"pp": 1, "dp": 0}, losses=last, replicated=False)]
+    assert reduce(traces, peak_tflops=None).losses == last
+
+
+# Guards
+
+
+def fault(traces: list[Trace], peak_tflops: float | None = None) -> str | None:
+    found = reduce(traces, peak_tflops=peak_tflops)
+    assert found.outcome == ("ok" if found.reason is None else "invalid")
+    assert found.metrics["step_ms"] == 100.0, "figures are kept whatever the fault"
+    return found.reason
+
+
+def test_a_sound_launch_has_no_fault() -> None:
+    assert fault(pair(), peak_tflops=1000.0) is None
+
+
+def test_a_launch_without_any_loss() -> None:
+    assert fault(pair(losses=[None] * 6)) == "no rank returned a loss: return the detached loss from Step.run"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite(number: float) -> None:
+    broken = [trace(0), trace(1, losses=[4.0, 3.0, number, 2.2, 2.0, 1.9])]
+    assert fault(broken) == f"the loss of step 3 is {number}"
+
+
+def test_what_a_nan_left_can_be_stored() -> None:
+    found = reduce(pair(losses=[4.0, 3.0, math.nan, 2.0]), peak_tflops=None)
+    assert found.losses == [4.0, 3.0]
+    assert '"losses": [4.0, 3.0]' in dump(record(found).to_json())
+
+
+@pytest.mark.parametrize("losses", [[2.0, 2.0, 2.0, 2.0], [2.0, 1.5, 1.9, 2.1], [2.0]])
+def test_a_loss_that_does_not_fall(losses: list[float]) -> None:
+    assert fault(pair(losses=losses)) == (
+        "nothing was learned: the loss began at 2.0000; its second half averages 2.0000"
+    )
+
+
+def test_parameters_that_stayed_as_they_were() -> None:
+    frozen = [trace(0), trace(1, digest_after="before")]
+    assert fault(frozen) == "no parameter of rank 1 changed"
+
+
+def test_replicas_that_drifted_apart() -> None:
+    assert fault([trace(0), trace(1, digest_after="other")]) == (
+        "data-parallel replicas differ: ranks 0 and 1 hold other parameters"
+    )
+
+
+def test_shards_may_differ_where_nothing_is_replicated() -> None:
+    assert fault([trace(rank, digest_after=f"shard {rank}", replicated=False) for rank in range(2)]) is None
+
+
+def grid(digests: list[str]) -> list[Trace]:
+    """Four ranks, tensor-parallel in pairs: ranks 0 and 2 are replicas of each other, and so are 1 and 3."""
+    return [
+        trace(rank, coordinates={"dp": rank // 2, "tp": rank % 2}, digest_after=digest, flops_counted=1e12)
+        for rank, digest in enumerate(digests)
+    ]
+
+
+def test_only_ranks_that_differ_in_dp_alone_are_replicas() -> None:
+    assert fault(grid(["left", "right", "left", "right"])) is None
+    assert fault(grid(["left", "right", "left", "wrong"])) == (
+        "data-parallel replicas differ: ranks 1 and 3 hold other parameters"
+    )
+
+
+def test_a_formula_and_a_counter_agree_within_one_percent() -> None:
+    assert fault(pair(flops=4e12, flops_counted=2.018e12)) is None
+    assert fault(pair(flops=4e12, flops_counted=2.022e12)) == (
+        "the FLOP formula gives 4e+12 a step and the counter 4.044e+12 (+1.1%): one of them is wrong"
+    )
+    assert fault(pair(flops=4e12, flops_counted=0.0)) == (
+        "the FLOP formula gives 4e+12 a step and the counter 0 (-100.0%): one of them is wrong"
+    )
+
+
+@pytest.mark.parametrize("missing", [{"flops": None}, {"flops_counted": None}])
+def test_a_formula_or_a_counter_alone_is_not_doubted(missing: dict[str, None]) -> None:
+    assert fault([trace(0, **missing), trace(1, **missing)]) is None
+
+
+def test_more_than_the_device_can_do() -> None:
+    assert fault(pair(), peak_tflops=20.0) is None
+    assert fault(pair(), peak_tflops=19.0) == (
+        "its 105% of the device's peak is impossible: the step does not do the work it claims"
+    )
+
+
+def test_ranks_that_timed_other_numbers_of_steps_are_no_launch() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        reduce([trace(0), trace(1, step_ms=[100.0] * 3)], peak_tflops=None)
+
+
+# Against the reference
+
+REFERENCE = [4.0, 3.0, 2.5, 2.0]
+
+
+def test_losses_within_the_tolerance_of_the_references_fall() -> None:
+    assert loss_fault([4.0, 3.09, 2.41, 2.0], REFERENCE, 0.05) is None
+
+
+def test_the_worst_step_is_named() -> None:
+    assert loss_fault([4.0, 3.11, 2.3, 2.15], REFERENCE, 0.05) == (
+        "it trains wrong: the loss of step 3 is 2.3000 where the unsharded model has 2.5000;"
+        " 10.0% of the fall, and 5.0% is allowed"
+    )
+
+
+def test_a_high_loss_does_not_hide_a_small_fall() -> None:
+    high = [100 + loss / 100 for loss in REFERENCE]
+    assert loss_fault([high[0], *[100.04] * 3], high, 0.05) is not None
+
+
+def test_only_steps_that_both_have_are_compared() -> None:
+    assert loss_fault([*REFERENCE, 9.0], REFERENCE, 0.0) is None
+    assert loss_fault(REFERENCE[:2], [*REFERENCE[:2], 9.0], 0.0) is None
+    assert loss_fault([4.0], REFERENCE, 0.05) == "only 1 of its losses can be held against the reference's"
+
+
+@pytest.mark.parametrize(
+    "reference", [[2.0, 2.0, 2.0], [2.0, 2.1, 2.2], [2.0, math.nan, 1.5], [math.nan, 2.0, 1.5]]
+)
+def test_a_reference_that_learned_nothing_proves_nothing(reference: list[float]) -> None:
+    seen = ", ".join(f"{loss:.4f}" for loss in reference)
+    assert loss_fault([2.0, 1.8, 1.5], reference, 0.05) == (
+        f"the unsharded model learned nothing to compare with: its losses were {seen}"
+    )

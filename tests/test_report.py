@@ -1,0 +1,241 @@
+"""What people read: the table, why a test is red, what was saved. Compared as whole texts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from samples import MIB, failed, launch, record, steps
+
+from pytest_trainbench.baseline import Saved
+from pytest_trainbench.record import Record
+from pytest_trainbench.report import markdown, terminal
+from pytest_trainbench.report.rows import Row, table
+from pytest_trainbench.verdict import Verdict, judge
+
+
+def measured(ms: float, **metrics: float) -> Record:
+    """Three launches of a case as an H200 would give it."""
+    usual = {
+        "samples_per_s": 4000 / ms,
+        "peak_allocated_bytes": 11193 * MIB,
+        "process_bytes": 15000 * MIB,
+        "tflops_per_device": 41200 / ms,
+        "mfu": 41.2 / ms,
+        "flops_per_step": 14901161193847,
+    }
+    return steps(ms, ms, ms, **{**usual, **metrics})
+
+
+BASELINE = measured(100.0)
+SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
+
+
+def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
+    """A test that ran, judged."""
+    verdict = judge(now, then, suspects=SUSPECTS)
+    return Row(**{"label": label, "verdict": verdict, "record": now, "baseline": then, **replaced})
+
+
+def skipped(label: str) -> Row:
+    return Row(label=label, verdict=Verdict(outcome="skipped", reason="needs 8 devices, has 4"))
+
+
+OK = row(measured(100.4), label="sharding[ddp-dp4]")
+REGRESSION = row(
+    measured(108.3, peak_allocated_bytes=11300 * MIB),
+    label="sharding[zero2-dp4]",
+    baseline_path=Path("baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json"),
+    accept="pytest 'test_sharding.py::test_sharding[zero2-dp4]' --hw h200 --save-baseline",
+    by_hand="torchrun --nproc-per-node 4 -m pytest_trainbench.worker job.json",
+)
+NEW = row(measured(50.0), None, label="sharding[new-dp4]")
+NEWER = row(measured(55.0), None, label="sharding[newer-dp4]")
+OOM = row(
+    record(failed("oom", "rank 0 failed while building the step: no room")), None, label="sharding[big-dp4]"
+)
+CRASH = row(
+    record(launch(), failed("crash", "rank 1 was killed by SIGSEGV while timing 20 steps")),
+    None,
+    label="sharding[bad-dp4]",
+    detail="Traceback:\n\n  line 1",
+)
+EVERY = [OK, REGRESSION, NEW, NEWER, OOM, skipped("sharding[wide-dp8]"), CRASH]
+
+
+def text(expected: str) -> str:
+    return dedent(expected).strip("\n")
+
+
+# The summary
+
+
+def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
+    assert terminal.summary(EVERY) == text("""
+        case                   samples/s    step ms    peak MiB    TFLOPS    MFU    launches    change    sees  outcome
+        -------------------  -----------  ---------  ----------  --------  -----  ----------  --------  ------  -----------
+        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.0%  ok
+        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.0%  regression
+        sharding[new-dp4]          80.00      50.00      11,193       824  82.4%           3                    no-baseline
+        sharding[newer-dp4]        72.73      55.00      11,193       749  74.9%           3                    no-baseline
+        sharding[big-dp4]                                                                  1                    oom
+        sharding[wide-dp8]                                                                                      skipped
+        sharding[bad-dp4]                    100.00                                        2                    crash
+
+        no-baseline: 2 rows: there is no baseline for this case on this hardware
+        oom: sharding[big-dp4]: rank 0 failed while building the step: no room
+        skipped: sharding[wide-dp8]: needs 8 devices, has 4
+        """)  # noqa: E501
+
+
+def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> None:
+    metrics = {"samples_per_s": 1234.567, "process_bytes": 512 * MIB, "tflops_per_device": 0.01234}
+    now = steps(100.0, 102.0, 101.0, **metrics)
+    assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
+        case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
+        -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
+        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥2.6%  ok
+        """)  # noqa: E501
+
+
+def test_rows_of_one_case_each_show_their_own_launches() -> None:
+    fast, slow = row(measured(50.0), None, label="first"), row(measured(70.0), None, label="second")
+    assert fast.record is not None and slow.record is not None
+    assert fast.record.case.id == slow.record.case.id
+    assert list(table([fast, slow])["step ms"]) == ["50.00", "70.00"]
+
+
+def test_a_table_of_nothing_but_skipped_rows_has_no_figures() -> None:
+    assert terminal.summary([skipped("a"), skipped("b")]) == text("""
+        case    outcome
+        ------  ---------
+        a       skipped
+        b       skipped
+
+        skipped: 2 rows: needs 8 devices, has 4
+        """)
+
+
+def test_what_failed_is_not_explained_twice_and_what_is_ok_not_at_all() -> None:
+    assert terminal.notes([OK, REGRESSION, CRASH]) == []
+
+
+def test_the_same_words_for_another_outcome_are_another_note() -> None:
+    other = dataclasses.replace(NEW, verdict=Verdict(outcome="oom", reason=NEW.verdict.reason))
+    assert len(terminal.notes([NEW, other])) == 2
+
+
+def test_outcomes_are_counted_in_the_order_from_good_to_bad() -> None:
+    assert terminal.counts(EVERY) == "1 ok, 2 no-baseline, 1 oom, 1 skipped, 1 regression, 1 crash"
+    assert terminal.counts([]) == ""
+
+
+# One red test
+
+
+def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type() -> None:
+    assert terminal.failure(REGRESSION) == text("""
+        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.0%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
+          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.0%): regression
+                    peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
+                    FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
+          baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
+          launches  3 against 3
+          differs   torch: 2.11.0 → 2.13.0
+                    ecc: not known → True
+          accept    pytest 'test_sharding.py::test_sharding[zero2-dp4]' --hw h200 --save-baseline
+          by hand   torchrun --nproc-per-node 4 -m pytest_trainbench.worker job.json
+        """)  # noqa: E501
+
+
+def test_a_crash_says_its_reason_and_shows_its_log() -> None:
+    assert terminal.failure(CRASH) == text("""
+        crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps
+
+            Traceback:
+
+              line 1
+        """)
+
+
+def suspects(*listed: tuple[str, str, str]) -> list[str]:
+    verdict = dataclasses.replace(REGRESSION.verdict, suspects=listed)
+    lines = terminal.failure(dataclasses.replace(REGRESSION, verdict=verdict)).splitlines()
+    return lines[lines.index("  launches  3 against 3") + 1 : -2]
+
+
+def test_where_nothing_differs_that_is_said_too() -> None:
+    assert suspects() == ["  differs   nothing that is recorded of the environment"]
+
+
+@pytest.mark.parametrize(("count", "shown", "last"), [(12, 12, "11: a → b"), (13, 13, "and 1 more")])
+def test_of_many_suspects_the_first_are_shown(count: int, shown: int, last: str) -> None:
+    lines = suspects(*((str(number), "a", "b") for number in range(count)))
+    assert (lines[0], len(lines), lines[-1]) == ("  differs   0: a → b", shown, f"            {last}")
+
+
+# What was saved
+
+
+@pytest.mark.parametrize(
+    ("now", "replaced", "words"),
+    [
+        (measured(90.0), None, "90.00 ms a step, new"),
+        (measured(90.0), measured(100.0), "100.00 → 90.00 ms a step (10.0% faster)"),
+        (measured(1250.0), measured(1000.0), "1,000.00 → 1,250.00 ms a step (25.0% slower)"),
+        (measured(90.0), record(failed("oom")), "90.00 ms a step, was oom"),
+        (record(failed("oom")), measured(90.0), "oom"),
+        (steps(100.0, 104.0), steps(100.0, 100.0, 200.0), "100.00 → 102.00 ms a step (2.0% slower)"),
+    ],
+    ids=["new", "faster", "slower", "fits now", "out of memory", "median of the launches"],
+)
+def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, words: str) -> None:
+    save = Saved(path=Path("baselines/h200-sxm/x.json"), record=now, replaced=replaced)
+    assert (
+        terminal.saved([save, save]).splitlines()
+        == [f"saved sharding[zero2-dp2]: {words} → baselines/h200-sxm/x.json"] * 2
+    )
+
+
+# Markdown
+
+
+def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
+    rows = [OK, CRASH, NEW, NEWER]
+    report = markdown.report(rows, "4 × NVIDIA H200")
+    assert report == (
+        text("""
+        ## Training benchmark: 1 ok, 2 no-baseline, 1 crash
+
+        4 × NVIDIA H200
+
+        | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
+        |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
+        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.0% | ok          |
+        | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
+        | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
+        | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |
+
+        <details open><summary>sharding[bad-dp4]</summary>
+
+        ```text
+        crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps
+
+            Traceback:
+
+              line 1
+        ```
+
+        </details>
+
+        - no-baseline: 2 rows: there is no baseline for this case on this hardware
+        """)  # noqa: E501
+        + "\n"
+    )
+
+
+def test_markdown_of_all_that_is_well_is_the_table_alone() -> None:
+    assert markdown.report([OK], "header").count("\n\n") == 2

@@ -1,0 +1,157 @@
+"""Command line > environment > ini > default; what makes no sense is refused with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trainbench.settings import OPTIONS, Settings, flag, gigabytes, read
+
+ROOT = Path("/project")
+
+DEFAULTS = Settings(
+    hw="auto",
+    save_baseline=False,
+    launches=3,
+    baseline_dir=ROOT / "baselines",
+    devices=None,
+    memory_cap=None,
+    launch_timeout=600.0,
+    run_timeout=None,
+    results=None,
+    report_md=None,
+    preload="",
+    strict=False,
+)
+
+GIVEN: dict[str, tuple[str, Any]] = {
+    "hw": ("h200", "h200"),
+    "save_baseline": ("true", True),
+    "launches": ("5", 5),
+    "baseline_dir": ("stored", ROOT / "stored"),
+    "devices": ("2", 2),
+    "memory_cap": ("32GB", 32.0),
+    "launch_timeout": ("90.5", 90.5),
+    "run_timeout": ("3600", 3600.0),
+    "results": ("/tmp/results", Path("/tmp/results")),
+    "report_md": ("report.md", Path("report.md")),
+}
+"""Of each option a text and what it means."""
+
+
+def settings(
+    command_line: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    ini: dict[str, str] | None = None,
+) -> Settings:
+    """As pytest calls it: every option is there, ``None`` or empty where it was not given."""
+    nothing = dict.fromkeys(OPTIONS)
+    empty = dict.fromkeys([*OPTIONS, "preload"], "")
+    return read({**nothing, **(command_line or {})}, environment or {}, {**empty, **(ini or {})}, ROOT)
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    assert settings() == DEFAULTS
+
+
+def test_every_option_is_known_here() -> None:
+    assert list(GIVEN) == list(OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_can_be_given_in_three_places(name: str) -> None:
+    text, value = GIVEN[name]
+    variable = f"TRAINBENCH_{name.upper()}"
+    for found in (settings({name: text}), settings(environment={variable: text}), settings(ini={name: text})):
+        assert getattr(found, name) == value != getattr(DEFAULTS, name)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file() -> None:
+    variable, ini = {"TRAINBENCH_LAUNCHES": "2"}, {"launches": "3"}
+    assert settings({"launches": "1"}, variable, ini).launches == 1
+    assert settings({}, variable, ini).launches == 2
+    assert settings({}, {}, ini).launches == 3
+
+
+def test_a_flag_on_the_command_line_wins_over_false() -> None:
+    assert settings({"save_baseline": True}, {"TRAINBENCH_SAVE_BASELINE": "no"}).save_baseline is True
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_empty_variable_is_not_given(name: str) -> None:
+    text, value = GIVEN[name]
+    assert getattr(settings({}, {f"TRAINBENCH_{name.upper()}": ""}, {name: text}), name) == value
+
+
+def test_the_baselines_lie_beside_the_ini_file_unless_their_path_is_absolute() -> None:
+    assert settings({"baseline_dir": "../b"}).baseline_dir == ROOT / "../b"
+    assert settings({"baseline_dir": "/elsewhere"}).baseline_dir == Path("/elsewhere")
+
+
+COUNT = "it must be a whole number above 0"
+SECONDS = "it must be a number of seconds above 0"
+MEMORY = "it must be a number of GB above 0, for example 32GB"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        *(("launches", text, COUNT) for text in ("0", "-1", "1.5", "three", "1e3", "٣")),
+        ("devices", "0", COUNT),
+        *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
+        ("run_timeout", "0", SECONDS),
+        *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
+        *(("save_baseline", text, "it must be true or false") for text in ("maybe", "2", "on")),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence_that_names_its_source(name: str, text: str, why: str) -> None:
+    sources: list[tuple[str, dict[str, Any]]] = [
+        (flag(name), {"command_line": {name: text}}),
+        (f"TRAINBENCH_{name.upper()}", {"environment": {f"TRAINBENCH_{name.upper()}": text}}),
+        (f"trainbench_{name} in the ini file", {"ini": {name: text}}),
+    ]
+    for source, given in sources:
+        with pytest.raises(ValueError) as error:
+            settings(**given)
+        assert str(error.value) == f"{source}={text} cannot be used: {why}"
+
+
+def test_what_is_overruled_is_not_read() -> None:
+    assert settings({"launches": "1"}, {"TRAINBENCH_LAUNCHES": "many"}).launches == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "gb"), [("32", 32.0), ("32GB", 32.0), ("32gb", 32.0), ("0.5 GB", 0.5), ("1e-3", 0.001)]
+)
+def test_gigabytes_with_and_without_their_unit(text: str, gb: float) -> None:
+    assert gigabytes(text) == gb
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("true", True), ("Yes", True), ("1", True), ("FALSE", False), ("no", False), ("0", False)],
+)
+def test_a_switch_is_spelled_as_people_do(text: str, means: bool) -> None:
+    assert settings(ini={"save_baseline": text}).save_baseline is means
+
+
+@pytest.mark.parametrize(
+    ("environment", "strict"),
+    [
+        *(({"CI": text}, True) for text in ("true", "1", "woodpecker")),
+        *(({"CI": text}, False) for text in ("", "0", "False")),
+        ({}, False),
+    ],
+)
+def test_ci_makes_it_strict(environment: dict[str, str], strict: bool) -> None:
+    assert settings(environment=environment).strict is strict
+
+
+def test_modules_to_preload_come_from_the_ini_file() -> None:
+    assert settings(ini={"preload": "deepspeed fairscale"}).preload == "deepspeed fairscale"
+
+
+def test_a_flag_is_spelled_with_dashes() -> None:
+    assert [flag(name) for name in ("hw", "save_baseline")] == ["--hw", "--save-baseline"]

@@ -1,0 +1,41 @@
+"""A step refuses what would make its figures nonsense."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pytest_trainbench.step import DTYPES, Step
+
+
+def step(**replaced: Any) -> Step:
+    return Step(**{"run": lambda: None, "samples": 1, "parameters": tuple, **replaced})
+
+
+def test_only_what_is_known_is_needed() -> None:
+    sample = step()
+    assert (sample.samples, sample.tokens, sample.flops, sample.counts_flops) == (1, None, None, True)
+    assert (sample.dtype, sample.replicated) == ("fp32", False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_listed_dtype_is_taken(dtype: str) -> None:
+    assert step(dtype=dtype).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"dtype": "float32"}, "dtype 'float32' is unknown; known: fp32, tf32, bf16, fp16, fp8"),
+        ({"samples": 0}, "a step needs at least one sample and one token: 0, None"),
+        ({"tokens": 0}, "a step needs at least one sample and one token: 1, 0"),
+        ({"flops": 0.0}, "FLOPs of a step must be above 0, or None where unknown: 0.0"),
+        ({"flops": math.nan}, "FLOPs of a step must be above 0, or None where unknown: nan"),
+    ],
+)
+def test_nonsense_is_refused_by_value(replaced: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        step(**replaced)
+    assert str(error.value) == message

@@ -1,0 +1,290 @@
+"""Every outcome, what decides between them, and what must never pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from samples import MIB, failed, launch, metric, record, steps
+
+from pytest_trainbench.record import LAUNCH_OUTCOMES, Record
+from pytest_trainbench.verdict import OUTCOMES, Change, Verdict, _compare, describe, judge
+
+QUIET = steps(100.0, 100.0, 100.0)
+SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
+
+
+def step_change(now: Record, before: Record = QUIET) -> Change:
+    change = judge(now, before).change("step_ms")
+    assert change is not None
+    return change
+
+
+# The time of a step
+
+
+def test_the_same_again_is_ok() -> None:
+    memory = metric("peak_allocated_bytes", [1000] * 3)
+    found = judge(memory, memory, suspects=SUSPECTS)
+    assert found == Verdict(
+        outcome="ok",
+        changes=(
+            dataclasses.replace(found.changes[0], change=0.0, sees=0.01, outcome="ok"),
+            Change(
+                metric="peak_allocated_bytes", before=1000, now=1000, change=0.0, sees=0.005, outcome="ok"
+            ),
+        ),
+        suspects=SUSPECTS,
+    )
+    assert (found.changes[0].before, found.changes[0].now) == pytest.approx((100.0, 100.0))
+
+
+@pytest.mark.parametrize(
+    ("ms", "outcome", "change"),
+    [(105.0, "regression", -0.05), (95.0, "improvement", 0.05), (100.5, "ok", -0.005)],
+)
+def test_slower_is_worse_and_negative(ms: float, outcome: str, change: float) -> None:
+    found = judge(steps(ms, ms, ms), QUIET, suspects=SUSPECTS)
+    assert (found.outcome, found.suspects) == (outcome, SUSPECTS)
+    assert step_change(steps(ms, ms, ms)).change == pytest.approx(change)
+
+
+def test_a_reason_says_what_and_how_much_and_what_could_have_been_seen() -> None:
+    assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.0%)"
+    assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.0%)"
+    assert judge(QUIET, QUIET).reason is None
+
+
+def test_a_change_under_the_floor_is_never_a_regression_however_certain() -> None:
+    before, now = steps(*[100.0] * 50), steps(*[100.9] * 50)
+    assert step_change(now, before).sees == 0.01
+    assert judge(now, before).outcome == "ok"
+    assert judge(steps(*[101.1] * 50), before).outcome == "regression"
+
+
+def test_what_differs_between_launches_may_be_noise() -> None:
+    loud = steps(97.0, 100.0, 103.0)
+    assert judge(steps(100.0, 103.0, 106.0), loud).outcome == "noisy"
+    assert judge(steps(100.0, 103.0, 106.0), QUIET).outcome != "regression"
+    assert judge(steps(103.0, 103.0, 103.0), QUIET).outcome == "regression"
+
+
+def test_a_noisy_row_says_how_little_it_could_have_seen() -> None:
+    found = judge(steps(90.0, 100.0, 110.0), steps(90.0, 100.0, 110.0))
+    (change,) = found.changes
+    assert (found.outcome, change.outcome) == ("noisy", "noisy")
+    assert found.reason == f"step time: only a change of {change.sees:.1%} or more could have been seen"
+    assert change.sees > 0.05
+
+
+def test_a_change_larger_than_the_noise_is_seen_in_a_noisy_row() -> None:
+    assert judge(steps(180.0, 200.0, 220.0), steps(90.0, 100.0, 110.0)).outcome == "regression"
+    assert judge(steps(45.0, 50.0, 55.0), steps(90.0, 100.0, 110.0)).outcome == "improvement"
+
+
+def test_more_launches_see_smaller_changes() -> None:
+    seen = [step_change(steps(*[98.0, 102.0] * n), steps(*[98.0, 102.0] * n)).sees for n in (1, 2, 4, 8, 16)]
+    assert seen == sorted(seen, reverse=True)
+    assert len(set(seen)) == 5
+
+
+def test_one_launch_a_side_is_too_few_to_say_ok() -> None:
+    assert judge(steps(100.0), steps(100.0)).outcome == "noisy"
+
+
+def test_the_interval_is_students_on_pooled_launches_and_the_prior() -> None:
+    """By hand: logs ±d on both sides, n = 2 each. Freedom 2 + 2 + 2 - 2 = 4, t(0.995, 4) = 4.60409."""
+    d = 0.02
+    side = steps(100 * math.exp(-d), 100 * math.exp(d))
+    variance = (2 * 0.005**2 + 2 * d**2 + 2 * d**2) / 4
+    assert step_change(side, side).sees == pytest.approx(
+        math.expm1(4.60409 * math.sqrt(variance * (1 / 2 + 1 / 2))), rel=1e-5
+    )
+
+
+def test_the_middle_of_the_launches_is_geometric() -> None:
+    change = step_change(steps(50.0, 200.0), steps(400.0, 100.0))
+    assert (change.before, change.now, change.change) == pytest.approx((200.0, 100.0, 0.5))
+
+
+# Memory, within half a percent
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"),
+    [(1000, "ok"), (1004, "ok"), (1005, "ok"), (1006, "regression"), (996, "ok"), (994, "improvement")],
+)
+def test_peak_memory_may_move_by_half_a_percent(now: int, outcome: str) -> None:
+    before = metric("peak_allocated_bytes", [1000 * MIB] * 3)
+    assert judge(metric("peak_allocated_bytes", [now * MIB] * 3), before).outcome == outcome
+
+
+def test_memory_is_judged_whatever_the_launches_did_to_the_clock() -> None:
+    before, now = steps(90.0, 110.0, peak_allocated_bytes=1000), steps(90.0, 110.0, peak_allocated_bytes=1100)
+    found = judge(now, before)
+    assert found.outcome == "regression"
+    assert found.reason == "peak allocated memory 10.0% worse (sees ≥ 0.5%)"
+    assert [change.outcome for change in found.changes] == ["noisy", "regression"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome", "change"),
+    [(0, 0, "ok", 0.0), (0, 1, "regression", -math.inf), (1, 0, "improvement", 1.0)],
+)
+def test_nothing_at_all_is_a_value_like_any_other(before: int, now: int, outcome: str, change: float) -> None:
+    name = "peak_allocated_bytes"
+    found = judge(metric(name, [now] * 3), metric(name, [before] * 3))
+    assert (found.outcome, found.change(name)) == (
+        outcome,
+        Change(metric=name, before=before, now=now, change=change, sees=0.005, outcome=outcome),
+    )
+
+
+# FLOPs, exactly
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "reason"),
+    [
+        (10**15, "ok", None),
+        (10**15 + 10**9, "regression", "FLOPs 0.0001% worse"),
+        (10**15 - 10**12, "improvement", "FLOPs 0.1% better"),
+    ],
+)
+def test_any_difference_of_flops_counts(now: int, outcome: str, reason: str | None) -> None:
+    found = judge(metric("flops_per_step", [now] * 3), metric("flops_per_step", [10**15] * 3))
+    assert (found.outcome, found.reason) == (outcome, reason)
+
+
+# Several metrics
+
+
+def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
+    before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000, flops_per_step=1000)
+    now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=900)
+    found = judge(now, before)
+    assert found.outcome == "regression"
+    assert (
+        found.reason == "step time 10.0% worse (sees ≥ 1.0%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
+    )
+    assert [change.outcome for change in found.changes] == ["regression", "regression", "improvement"]
+
+
+def test_metrics_without_a_gate_are_not_judged() -> None:
+    found = judge(metric("samples_per_s", [1.0] * 3), metric("samples_per_s", [100.0] * 3))
+    assert (found.outcome, [change.metric for change in found.changes]) == ("ok", ["step_ms"])
+    with pytest.raises(ValueError, match="samples_per_s is not judged"):
+        _compare("samples_per_s", [1.0], [1.0])
+
+
+def test_a_metric_that_the_baseline_did_not_have_is_not_judged() -> None:
+    assert judge(metric("flops_per_step", [7] * 3), QUIET).outcome == "ok"
+
+
+def test_a_metric_that_went_missing_is_said() -> None:
+    found = judge(QUIET, steps(100.0, 100.0, 100.0, peak_allocated_bytes=1, mfu=0.5), suspects=SUSPECTS)
+    assert found == Verdict(
+        outcome="incomparable",
+        reason="the baseline has peak_allocated_bytes, mfu and this run has not",
+        suspects=SUSPECTS,
+    )
+
+
+@pytest.mark.parametrize("name", ["peak_allocated_bytes", "flops_per_step"])
+def test_nan_does_not_pass(name: str) -> None:
+    assert _compare(name, [1.0], [math.nan]).outcome == "regression"
+    assert _compare(name, [math.nan], [1.0]).outcome == "regression"
+
+
+def test_a_time_that_is_not_one_does_not_pass() -> None:
+    for broken in (math.nan, 0.0, -1.0):
+        try:
+            outcome = _compare("step_ms", [100.0], [broken]).outcome
+        except ValueError:
+            outcome = "refused"
+        assert outcome in ("regression", "refused")
+
+
+# Without a comparison
+
+
+def test_no_baseline() -> None:
+    assert judge(QUIET, None) == Verdict(
+        outcome="no-baseline", reason="there is no baseline for this case on this hardware"
+    )
+
+
+def test_other_conditions_forbid_a_comparison_however_slow_it_was() -> None:
+    found = judge(
+        steps(200.0, 200.0),
+        QUIET,
+        must_match=(("power_cap_w", 700, 600), ("link", "SYS", None)),
+        suspects=SUSPECTS,
+    )
+    assert found == Verdict(
+        outcome="incomparable",
+        reason="the baseline is of other conditions: power_cap_w was 700, is 600; link was SYS, is not known",
+        suspects=SUSPECTS,
+    )
+
+
+OOM = record(failed("oom", "rank 0: no room"))
+LATE_OOM = record(launch(), failed("oom", "rank 0: no room"))
+
+
+@pytest.mark.parametrize("out", [OOM, LATE_OOM], ids=["first launch", "later launch"])
+def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
+    assert judge(out, None) == Verdict(outcome="oom", reason="rank 0: no room")
+    assert judge(out, OOM) == Verdict(outcome="oom", reason="out of memory, as in the baseline")
+    assert judge(out, QUIET) == Verdict(
+        outcome="regression", reason="out of memory where the baseline fitted: rank 0: no room"
+    )
+    assert judge(QUIET, out) == Verdict(
+        outcome="improvement", reason="fits in memory where the baseline did not"
+    )
+
+
+@pytest.mark.parametrize("outcome", ["invalid", "timeout", "crash"])
+@pytest.mark.parametrize("baseline", [None, QUIET, OOM], ids=["none", "ok", "oom"])
+@pytest.mark.parametrize("must_match", [(), (("device", "A", "B"),)], ids=["same", "other"])
+def test_what_failed_is_told_as_it_is(
+    outcome: str, baseline: Record | None, must_match: tuple[tuple[str, str, str], ...]
+) -> None:
+    found = judge(
+        record(launch(), failed(outcome, "because")), baseline, must_match=must_match, suspects=SUSPECTS
+    )
+    assert found == Verdict(outcome=outcome, reason="because", suspects=SUSPECTS)
+
+
+# How a test ends
+
+
+@pytest.mark.parametrize(
+    ("strict", "failing"),
+    [
+        (False, {"regression", "incomparable", "invalid", "timeout", "crash"}),
+        (True, {"regression", "incomparable", "invalid", "timeout", "crash", "no-baseline"}),
+    ],
+)
+def test_which_outcomes_fail(strict: bool, failing: set[str]) -> None:
+    assert {outcome for outcome in OUTCOMES if Verdict(outcome=outcome).fails(strict=strict)} == failing
+
+
+def test_every_end_of_a_launch_is_an_outcome_and_others_are_refused() -> None:
+    assert set(LAUNCH_OUTCOMES) <= set(OUTCOMES)
+    with pytest.raises(ValueError, match="outcome 'fine' is unknown; known: ok, saved, "):
+        Verdict(outcome="fine")
+
+
+def test_a_change_is_found_by_its_metric() -> None:
+    assert judge(QUIET, QUIET).change("mfu") is None
+    assert judge(QUIET, QUIET).change("step_ms") == judge(QUIET, QUIET).changes[0]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "words"), [(-0.1234, "12.3% worse"), (0.0004, "0.04% better"), (2e-7, "2e-05% better")]
+)
+def test_a_change_is_never_rounded_to_nothing(fraction: float, words: str) -> None:
+    change = Change(metric="step_ms", before=1.0, now=1.0, change=fraction, sees=0.01, outcome="regression")
+    assert describe(change) == f"step time {words} (sees ≥ 1.0%)"
