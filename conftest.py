@@ -15,7 +15,9 @@ PROFILES = ("smoke", "seed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--profile", choices=PROFILES, help="size of every case (default: smoke on a CPU, seed on an accelerator)"
+        "--profile",
+        choices=PROFILES,
+        help="size of every case (default: smoke on a CPU, seed on an accelerator)",
     )
 
 

@@ -28,7 +28,7 @@ def step_of(device: torch.device, target_ms: float) -> Callable[[], torch.Tensor
     matrix = torch.randn(size, size, device=device) / size**0.5
 
     def products(count: int) -> torch.Tensor:
-        result = matrix
+        result: torch.Tensor = matrix
         for _ in range(count):
             result = result @ matrix
         return result[0, 0]

@@ -118,9 +118,7 @@ def spoil(folder: Path, text: str) -> Path:
     ],
     ids=["merge conflict", "empty", "another case", "a crash"],
 )
-def test_a_broken_file_is_reported_with_its_cure_and_cured_by_saving(
-    text: str, why: str, tmp_path: Path
-) -> None:
+def test_a_broken_file_is_reported_with_its_cure_and_cured_by_saving(text: str, why: str, tmp_path: Path) -> None:
     path = spoil(tmp_path, text)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path} {why}{CURE}')}$"):
         load(tmp_path, HW, FIRST)

@@ -85,9 +85,7 @@ def test_different_parameters_never_share_an_id(one: dict[str, Any], other: dict
 
 
 def test_text_is_quoted_where_it_is_more_than_a_word() -> None:
-    assert case(path="a/b-c_d.e:f+g", text="two words").id == (
-        'train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2'
-    )
+    assert case(path="a/b-c_d.e:f+g", text="two words").id == ('train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2')
 
 
 def test_a_memory_cap_is_not_taken_for_a_parameter() -> None:
@@ -148,9 +146,7 @@ class Holder:
     ids=["lambda", "method", "partial", "callable object"],
 )
 def test_what_another_process_cannot_import_is_refused(builder: Any) -> None:
-    with pytest.raises(
-        ValueError, match="cannot be imported by another process: define it at a module's top"
-    ):
+    with pytest.raises(ValueError, match="cannot be imported by another process: define it at a module's top"):
         builder_path(builder)
 
 

@@ -198,9 +198,7 @@ def test_no_gpu_and_no_sign_of_any_other_device_leaves_torch_alone(root: Path):
 
 
 def test_cpu_looks_at_no_device(root: Path):
-    found = find(
-        "cpu", nvml=FakeNvml(failure=Failure("asked without need")), environ={}, root=root, probe=never
-    )
+    found = find("cpu", nvml=FakeNvml(failure=Failure("asked without need")), environ={}, root=root, probe=never)
     assert (found.kind, found.hidden) == ("cpu", "")
 
 

@@ -112,9 +112,7 @@ def h200(count: int) -> Hardware:
     )
 
 
-def on_gpus(
-    tmp_path: Path, nvml: FakeNvml, count: int = 4, environ: Mapping[str, str] | None = None
-) -> Environment:
+def on_gpus(tmp_path: Path, nvml: FakeNvml, count: int = 4, environ: Mapping[str, str] | None = None) -> Environment:
     return capture(h200(count), tmp_path, nvml=nvml, environ=environ or {}, torch=TORCH, etc=tmp_path)
 
 

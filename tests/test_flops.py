@@ -12,7 +12,9 @@ BATCH, HEADS, SEQUENCE, WIDTH = 2, 3, 16, 8
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
-def test_attention_counts_two_products_forward_and_four_backward_whatever_the_kernel(backend: SDPBackend) -> None:
+def test_attention_counts_two_products_forward_and_four_backward_whatever_the_kernel(
+    backend: SDPBackend,
+) -> None:
     query, key, value = torch.randn(3, BATCH, HEADS, SEQUENCE, WIDTH, requires_grad=True)
     with sdpa_kernel(backend), flops.counter() as counted:
         torch.nn.functional.scaled_dot_product_attention(query, key, value).sum().backward()

@@ -13,9 +13,7 @@ from pytest_trainbench.baseline import merge
 from pytest_trainbench.frame import frame
 from pytest_trainbench.metrics import METRICS
 
-FIRST = record(
-    launch(100.0, peak_allocated_bytes=7), launch(101.0, peak_allocated_bytes=8), of=case(layers=24)
-)
+FIRST = record(launch(100.0, peak_allocated_bytes=7), launch(101.0, peak_allocated_bytes=8), of=case(layers=24))
 SECOND = record(failed("oom", "no room"), of=case(mesh="dp2-tp2", strategy="ddp"), hardware="cpu")
 
 
@@ -89,10 +87,7 @@ def test_a_folder_without_records_is_an_empty_table(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_is_said_with_what_writes_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         load(tmp_path / "gone")
-    assert (
-        str(error.value)
-        == f"{tmp_path / 'gone'} does not exist; --results DIR or --save-baseline writes records"
-    )
+    assert str(error.value) == f"{tmp_path / 'gone'} does not exist; --results DIR or --save-baseline writes records"
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:

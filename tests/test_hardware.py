@@ -27,9 +27,7 @@ MIB = 2**20
 CPU = Found(cpu_model="Intel(R) Xeon(R) Platinum 8481C CPU @ 2.00GHz", cores=2, cpu_memory_bytes=64 * 2**30)
 
 
-def found(
-    *devices: tuple[str, int], kind: str = "cuda", capability: tuple[int, int] | None = (8, 0)
-) -> Found:
+def found(*devices: tuple[str, int], kind: str = "cuda", capability: tuple[int, int] | None = (8, 0)) -> Found:
     """A machine with ``devices``, each a name and MiB."""
     return replace(
         CPU,
@@ -251,9 +249,7 @@ def test_a_peak_of_an_unknown_dtype_is_refused():
 
 
 def test_another_family_is_here():
-    assert sentence("a100", H200X4) == (
-        "--hw a100: no A100 here; found 4 × NVIDIA H200. Type --hw h200, or --hw auto."
-    )
+    assert sentence("a100", H200X4) == ("--hw a100: no A100 here; found 4 × NVIDIA H200. Type --hw h200, or --hw auto.")
 
 
 def test_another_variant_is_here():
@@ -265,8 +261,7 @@ def test_another_variant_is_here():
 
 def test_only_a_cpu_is_here():
     assert sentence("h200", CPU) == (
-        "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 2 cores). "
-        "Type --hw cpu, or --hw auto."
+        "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 2 cores). Type --hw cpu, or --hw auto."
     )
 
 
@@ -335,9 +330,7 @@ def test_kind_needs_no_device(request_: str, kind: str):
 def test_the_kind_of_auto_needs_a_device():
     with pytest.raises(HardwareNotFound) as error:
         kind_of("auto")
-    assert str(error.value) == (
-        "--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu."
-    )
+    assert str(error.value) == ("--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu.")
     with pytest.raises(HardwareNotFound, match="no such hardware is known"):
         kind_of("a1oo")
 
@@ -350,9 +343,7 @@ def test_hardware_refuses_nonsense(change: dict[str, object]):
         replace(resolve("h200", H200X4), **change)
 
 
-@pytest.mark.parametrize(
-    "change", [{"kind": "cuda"}, {"names": ("x",)}, {"memory_bytes": (1,)}, {"cores": 0}], ids=str
-)
+@pytest.mark.parametrize("change", [{"kind": "cuda"}, {"names": ("x",)}, {"memory_bytes": (1,)}, {"cores": 0}], ids=str)
 def test_found_refuses_nonsense(change: dict[str, object]):
     with pytest.raises(ValueError):
         replace(CPU, **change)

@@ -87,7 +87,7 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
 
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="raise")
-    assert 'raise error' in ended.detail and "RuntimeError: planted" in ended.detail
+    assert "raise error" in ended.detail and "RuntimeError: planted" in ended.detail
 
 
 def test_running_out_of_a_capped_memory_is_an_oom_for_real(tmp_path: Path) -> None:
@@ -127,7 +127,9 @@ def test_a_planted_fault_makes_the_launch_invalid(tmp_path: Path, fault: str, re
     assert one.reason is not None and reason in one.reason
 
 
-def test_losses_of_a_right_step_are_those_of_the_unsharded_model_and_of_a_wrong_one_are_not(tmp_path: Path) -> None:
+def test_losses_of_a_right_step_are_those_of_the_unsharded_model_and_of_a_wrong_one_are_not(
+    tmp_path: Path,
+) -> None:
     reference = reduce(run(tmp_path / "a", ranks=1, replicas=2).traces, peak_tflops=None).losses
     right = reduce(run(tmp_path / "b").traces, peak_tflops=None).losses
     wrong = reduce(run(tmp_path / "c", fault="wrong gradient").traces, peak_tflops=None).losses

@@ -33,9 +33,7 @@ def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
     "nonsense", [{"warmup": 1}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
 )
 def test_a_plan_that_measures_nothing_is_refused(nonsense: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match="a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s"
-    ):
+    with pytest.raises(ValueError, match="a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s"):
         Plan(**nonsense)
 
 
@@ -95,6 +93,8 @@ def test_all_ranks_time_as_many_steps_as_the_slowest_asks_for() -> None:
 
 
 class Loss:
+    requires_grad = False
+
     """Says when it is read, which on a device would mean waiting for it."""
 
     def __init__(self, log: list[str], value: float) -> None:

@@ -224,9 +224,7 @@ def test_only_steps_that_both_have_are_compared() -> None:
     assert loss_fault([4.0], REFERENCE, 0.05) == "only 1 of its losses can be held against the reference's"
 
 
-@pytest.mark.parametrize(
-    "reference", [[2.0, 2.0, 2.0], [2.0, 2.1, 2.2], [2.0, math.nan, 1.5], [math.nan, 2.0, 1.5]]
-)
+@pytest.mark.parametrize("reference", [[2.0, 2.0, 2.0], [2.0, 2.1, 2.2], [2.0, math.nan, 1.5], [math.nan, 2.0, 1.5]])
 def test_a_reference_that_learned_nothing_proves_nothing(reference: list[float]) -> None:
     seen = ", ".join(f"{loss:.4f}" for loss in reference)
     assert loss_fault([2.0, 1.8, 1.5], reference, 0.05) == (

@@ -54,9 +54,7 @@ REGRESSION = row(
 )
 NEW = row(measured(50.0), None, label="sharding[new-dp4]")
 NEWER = row(measured(55.0), None, label="sharding[newer-dp4]")
-OOM = row(
-    record(failed("oom", "rank 0 failed while building the step: no room")), None, label="sharding[big-dp4]"
-)
+OOM = row(record(failed("oom", "rank 0 failed while building the step: no room")), None, label="sharding[big-dp4]")
 CRASH = row(
     record(launch(), failed("crash", "rank 1 was killed by SIGSEGV while timing 20 steps")),
     None,
@@ -98,7 +96,7 @@ def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> 
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
         sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥2.6%  ok
-        """)  # noqa: E501
+        """)
 
 
 def test_rows_of_one_case_each_show_their_own_launches() -> None:

@@ -31,9 +31,7 @@ def test_the_same_again_is_ok() -> None:
         outcome="ok",
         changes=(
             dataclasses.replace(found.changes[0], change=0.0, sees=0.01, outcome="ok"),
-            Change(
-                metric="peak_allocated_bytes", before=1000, now=1000, change=0.0, sees=0.005, outcome="ok"
-            ),
+            Change(metric="peak_allocated_bytes", before=1000, now=1000, change=0.0, sees=0.005, outcome="ok"),
         ),
         suspects=SUSPECTS,
     )
@@ -165,9 +163,7 @@ def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
     now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=900)
     found = judge(now, before)
     assert found.outcome == "regression"
-    assert (
-        found.reason == "step time 10.0% worse (sees ≥ 1.0%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
-    )
+    assert found.reason == "step time 10.0% worse (sees ≥ 1.0%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
     assert [change.outcome for change in found.changes] == ["regression", "regression", "improvement"]
 
 
@@ -240,9 +236,7 @@ def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
     assert judge(out, QUIET) == Verdict(
         outcome="regression", reason="out of memory where the baseline fitted: rank 0: no room"
     )
-    assert judge(QUIET, out) == Verdict(
-        outcome="improvement", reason="fits in memory where the baseline did not"
-    )
+    assert judge(QUIET, out) == Verdict(outcome="improvement", reason="fits in memory where the baseline did not")
 
 
 @pytest.mark.parametrize("outcome", ["invalid", "timeout", "crash"])
@@ -251,9 +245,7 @@ def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
 def test_what_failed_is_told_as_it_is(
     outcome: str, baseline: Record | None, must_match: tuple[tuple[str, str, str], ...]
 ) -> None:
-    found = judge(
-        record(launch(), failed(outcome, "because")), baseline, must_match=must_match, suspects=SUSPECTS
-    )
+    found = judge(record(launch(), failed(outcome, "because")), baseline, must_match=must_match, suspects=SUSPECTS)
     assert found == Verdict(outcome=outcome, reason="because", suspects=SUSPECTS)
 
 

@@ -32,9 +32,7 @@ def fsdp1(
     use_orig_params: bool,
 ) -> Trainee:
     """Without ``use_orig_params`` the optimizer sees one flat parameter a block instead of twelve."""
-    mixed_precision = (
-        MixedPrecision(param_dtype=recipe.dtype, reduce_dtype=torch.float32) if recipe.mixed else None
-    )
+    mixed_precision = MixedPrecision(param_dtype=recipe.dtype, reduce_dtype=torch.float32) if recipe.mixed else None
     parallel = FullyShardedDataParallel(
         model,
         process_group=dp.get_group(),

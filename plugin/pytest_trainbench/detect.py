@@ -175,9 +175,7 @@ def _handle(nvml: Any, handles: list[Any], word: str) -> Any:
 
 def _split_by_mig(nvml: Any, handle: Any) -> bool:
     if nvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
-        return (
-            False  # An instance; its name and memory are its own, so no row of the table is mistaken for it.
-        )
+        return False  # An instance; its name and memory are its own, so no row of the table is mistaken for it.
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     except nvml.NVMLError:  # The device knows no MIG.
@@ -199,9 +197,7 @@ def _probe() -> Devices:
     """Devices of ``torch.accelerator``, from a process that ends; none where torch is absent or fails."""
     command = [sys.executable, "-c", _PROBE]
     try:
-        output = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
-        ).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stdout
         devices = json.loads(output.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

@@ -187,9 +187,7 @@ def _link(nvml: Any, handles: list[Any]) -> str | None:
     direct = joined.count(nvml.NVML_P2P_STATUS_OK)
     if direct:
         width = min(_active_nvlinks(nvml, handle) for handle in handles)
-        return f"NVLink ×{width} " + (
-            "all to all" if direct == len(pairs) else f"in {direct} of {len(pairs)} pairs"
-        )
+        return f"NVLink ×{width} " + ("all to all" if direct == len(pairs) else f"in {direct} of {len(pairs)} pairs")
     levels = [_ask(nvml, "nvmlDeviceGetTopologyCommonAncestor", *pair) for pair in pairs]
     return None if None in levels else f"PCIe {PCIE_LEVELS[max(levels)]}"
 
@@ -264,9 +262,7 @@ def _commit(root: Path) -> str | None:
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(root), *arguments]
         try:
-            return subprocess.run(
-                command, capture_output=True, text=True, timeout=30, check=True
-            ).stdout.strip()
+            return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return None
 

@@ -91,9 +91,7 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(_ID, self.key) or not self.key.startswith(f"{self.family}-"):
-            raise ValueError(
-                f"key {self.key!r} must be lower case, joined by '-', and start with {self.family}-"
-            )
+            raise ValueError(f"key {self.key!r} must be lower case, joined by '-', and start with {self.family}-")
         if self.kind in ("", "cpu"):
             raise ValueError(f"{self.key}: the kind is a torch.device type such as cuda, not {self.kind!r}")
         if not self.names or not all(self.names):
@@ -229,9 +227,7 @@ def kind_of(request: str) -> str:
     if request == "cpu" or request.startswith("cpu-"):
         return "cpu"
     if request == "auto":
-        raise HardwareNotFound(
-            "--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu."
-        )
+        raise HardwareNotFound("--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu.")
     named = rows(request)
     if not named:
         raise _unknown(request)
@@ -376,9 +372,7 @@ _A100_40 = f"{_NVIDIA}/Data-Center/a100/pdf/nvidia-a100-datasheet.pdf"
 _A100_80 = f"{_NVIDIA}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
 _GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 _ADA = f"{_IMAGES}/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
-_ADA_PRO = (
-    f"{_IMAGES}/aem-dam/en-zz/Solutions/technologies/NVIDIA-ADA-GPU-PROVIZ-Architecture-Whitepaper_1.1.pdf"
-)
+_ADA_PRO = f"{_IMAGES}/aem-dam/en-zz/Solutions/technologies/NVIDIA-ADA-GPU-PROVIZ-Architecture-Whitepaper_1.1.pdf"
 _BLACKWELL_RTX = f"{_IMAGES}/aem-dam/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf"
 _RTX_50 = "https://www.nvidia.com/en-us/geforce/news/rtx-50-series-graphics-cards-gpu-laptop-announcements/"
 _H100 = "https://www.nvidia.com/en-us/data-center/h100/"
@@ -395,7 +389,9 @@ _AKASH = "https://akash.network/pricing/gpus/"
 _RUNPOD_AUGUST = "https://huggingface.co/datasets/privum/ai-compute-prices"
 _RUNPOD_MARCH = "https://deploybase.ai/articles/runpod-gpu-pricing"
 _LAUNCH = "https://www.tomsguide.com/news/nvidia-geforce-rtx-4090"
-_GAUDI3_KIT = "https://y-ic.de/news/intel-officially-launches-gaudi3-ai-chip-slower-than-nvidia-h100,but-at-a-lower-cost.html"
+_GAUDI3_KIT = (
+    "https://y-ic.de/news/intel-officially-launches-gaudi3-ai-chip-slower-than-nvidia-h100,but-at-a-lower-cost.html"
+)
 _TRAINER_TABLE = "the published table of trainer runs on V100 and A100 that the suite repeats"
 _LAYER_TABLE = "the published table of per-layer TFLOPS that the suite repeats (approximate)"
 

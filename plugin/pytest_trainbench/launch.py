@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         monitor_interval=0.05,
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "logs"), redirects=Std.ALL),
-        # Seconds between asking ranks to stop and killing them; newer torch only.
-        **({"shutdown_timeout": 5} if any(f.name == "shutdown_timeout" for f in fields(LaunchConfig)) else {}),
     )
+    if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between asking ranks to stop and killing them
+        config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
     with _signals_kept(), _quiet_agent(), _watched(job, progress):
@@ -99,9 +99,7 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
 
 def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
     ranks = range(job.case.mesh.world_size)
-    failures = [
-        worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))
-    ]
+    failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
     traces = [job.folder / f"trace-{rank}.json" for rank in ranks]
     if not failures and not hung and all(map(_size, traces)):
@@ -134,7 +132,9 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     return Ended(
-        outcome="crash", reason=f"rank {died} {how} while {_phase(job.folder, died)}", detail=_sections(job, died, "")
+        outcome="crash",
+        reason=f"rank {died} {how} while {_phase(job.folder, died)}",
+        detail=_sections(job, died, ""),
     )
 
 
@@ -188,7 +188,9 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
                 shown = phase
                 progress(phase)
             if time.monotonic() > deadline:
-                (job.folder / "hang-0.txt").write_text("the ranks were killed from outside: they did not stop themselves\n")
+                (job.folder / "hang-0.txt").write_text(
+                    "the ranks were killed from outside: they did not stop themselves\n"
+                )
                 _kill_ranks(job.folder)
                 return
 

@@ -71,7 +71,10 @@ def run(
     phase("counting FLOPs")
     counter = flops.counter() if step.flops is not None and step.counts_flops else None
     with counter or nullcontext():
-        losses.append(step.run())
+        first = step.run()
+    if first is not None and first.requires_grad:
+        raise ValueError("Step.run returned a loss with its graph, which keeps every step's activations: detach it")
+    losses.append(first)
 
     phase("warming up")
     losses.extend(step.run() for _ in range(plan.warmup - 2))

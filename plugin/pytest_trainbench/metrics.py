@@ -31,6 +31,9 @@ class Exact:
     """Any difference counts."""
 
 
+STARTING = ("starting", "opening", "joining", "building")
+"""Phases of a rank before its first step."""
+
 Gate = Statistical | Relative | Exact
 
 
@@ -153,6 +156,6 @@ METRICS: dict[str, Metric] = {
         unit="s",
         higher_is_better=False,
         gate=None,
-        read=lambda window: max(sum(trace.phases_s.values()) for trace in window.traces) - window.total_s,
+        read=lambda window: max(sum(trace.phases_s.get(phase, 0.0) for phase in STARTING) for trace in window.traces),
     ),
 }

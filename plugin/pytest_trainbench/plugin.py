@@ -25,7 +25,7 @@ from pytest_trainbench.report.rows import Row
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
 if TYPE_CHECKING:
-    from pytest_trainbench.runner import Reference, Runner
+    from pytest_trainbench.runner import Runner
 
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
@@ -73,7 +73,7 @@ class Session:
                 hardware=self.hardware,
                 environment=capture(self.hardware, self.config.rootpath),
                 folder=folder("trainbench"),
-                import_path=tuple(entry or os.getcwd() for entry in sys.path),
+                import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
                 progress=self._progress,
             )
         return self._runner
@@ -87,7 +87,9 @@ class Session:
                 versions.append(f"{package} {version(package)}")
         stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
         where = _relative(self.settings.baseline_dir / self.hardware.id, self.config.rootpath)
-        unknown = "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
+        unknown = (
+            "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
+        )
         return (
             f"{self._devices()} [{self.hardware.id}]{unknown}, {', '.join(versions)};"
             f" {stored} baselines in {where}; launches of each case: {self.settings.launches}"
@@ -161,7 +163,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = session = Session(config, options)
     if options.hw != "auto":
         # Asked for by name, so said at once whether it is there; "auto" is looked at when a case needs it.
-        device_kind(config) if config.option.collectonly else session.hardware  # noqa: B018
+        device_kind(config) if config.option.collectonly else session.hardware
     if config.pluginmanager.hasplugin("benchmark"):
         from pytest_trainbench import benchmark_bridge
 
@@ -250,7 +252,10 @@ def bench(
         **params: Any,
     ) -> Record:
         if hasattr(request.config, "workerinput"):
-            pytest.fail("a training benchmark needs the machine to itself: run it without -n (pytest-xdist)", pytrace=False)
+            pytest.fail(
+                "a training benchmark needs the machine to itself: run it without -n (pytest-xdist)",
+                pytrace=False,
+            )
         from pytest_trainbench.runner import Reference
 
         try:

@@ -16,7 +16,11 @@ def _preload() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # Libraries greet on import; a rank that really fails to import one says so itself.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        for module in ["torch.distributed", "pytest_trainbench.worker", *os.environ.get(VARIABLE, "").split()]:
+        for module in [
+            "torch.distributed",
+            "pytest_trainbench.worker",
+            *os.environ.get(VARIABLE, "").split(),
+        ]:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
 

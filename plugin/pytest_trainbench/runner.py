@@ -24,7 +24,7 @@ from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import Settings
-from pytest_trainbench.verdict import Verdict, judge
+from pytest_trainbench.verdict import judge
 from pytest_trainbench.worker import Job
 
 REFERENCE_STEPS = 12
@@ -45,9 +45,7 @@ class Reference:
     loss_tolerance: float
 
     def of(self, case: Case) -> Case:
-        return dataclasses.replace(
-            case, mesh=MeshShape(), params={**case.params, **self.params}, memory_cap_gb=None
-        )
+        return dataclasses.replace(case, mesh=MeshShape(), params={**case.params, **self.params}, memory_cap_gb=None)
 
 
 class Runner:
@@ -73,14 +71,21 @@ class Runner:
         self.import_path = import_path
         self.progress = progress
         self._references: dict[str, Ended] = {}
+        self._builders: dict[str, str] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
-    def row(
-        self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str
-    ) -> Row:
-        """Measure and judge one case. Raises ``ValueError`` for a baseline file that cannot be used."""
-        stored = baseline.load(self.settings.baseline_dir, self.hardware.id, case)
+    def row(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
+        """Measure and judge one case.
+
+        Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
+        second builder of the same name and parameters: the two would share a baseline.
+        """
+        if self._builders.setdefault(case.id, case.builder) != case.builder:
+            raise ValueError(
+                f"{case.builder} and {self._builders[case.id]} would share the baseline of {case.id}: rename one"
+            )
+        stored = self._stored(case)
         record, detail, job = self._measure(case, label=label, plan=plan, reference=reference)
         then = self.environment if stored is None else Environment.from_json(stored.environment)
         verdict = judge(
@@ -90,7 +95,9 @@ class Runner:
             suspects=differences(then, self.environment),
         )
         if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
-            verdict = dataclasses.replace(verdict, outcome="saved" if record.outcome == "ok" else "oom", reason=record.reason)
+            verdict = dataclasses.replace(
+                verdict, outcome="saved" if record.outcome == "ok" else "oom", reason=record.reason
+            )
         return Row(
             label=label,
             verdict=verdict,
@@ -102,9 +109,15 @@ class Runner:
             detail=detail,
         )
 
-    def _measure(
-        self, case: Case, *, label: str, plan: Plan, reference: Reference | None
-    ) -> tuple[Record, str, Path]:
+    def _stored(self, case: Case) -> Record | None:
+        try:
+            return baseline.load(self.settings.baseline_dir, self.hardware.id, case)
+        except ValueError:
+            if self.settings.save_baseline:
+                return None
+            raise
+
+    def _measure(self, case: Case, *, label: str, plan: Plan, reference: Reference | None) -> tuple[Record, str, Path]:
         launches: list[Launch] = []
         truth = self._truth(case, reference, label) if reference else Ended()
         detail, job = truth.detail, self._last_job
@@ -148,7 +161,10 @@ class Runner:
         if self._deadline is not None:
             limit_s = min(limit_s, self._deadline - time.monotonic())
             if limit_s <= 0:
-                return Ended(outcome="timeout", reason=f"the run's {self.settings.run_timeout:g} s were used up before it")
+                return Ended(
+                    outcome="timeout",
+                    reason=f"the run's {self.settings.run_timeout:g} s were used up before it",
+                )
         self._jobs += 1
         folder = self.folder / f"{self._jobs:03d}"
         with self.progress(name) as tell:
@@ -179,5 +195,12 @@ def _from_here(path: Path) -> Path:
 
 
 def _by_hand(case: Case, job: Path) -> str:
-    words = ["torchrun", "--nproc-per-node", str(case.mesh.world_size), "-m", "pytest_trainbench.worker", str(job)]
+    words = [
+        "torchrun",
+        "--nproc-per-node",
+        str(case.mesh.world_size),
+        "-m",
+        "pytest_trainbench.worker",
+        str(job),
+    ]
     return shlex.join(words)

@@ -62,9 +62,7 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
-    "launches": Option(
-        help="process launches of each case (default: 3)", default=3, parse=_count, metavar="N"
-    ),
+    "launches": Option(help="process launches of each case (default: 3)", default=3, parse=_count, metavar="N"),
     "baseline_dir": Option(
         help="folder of the baselines (default: baselines, beside the ini file)",
         default=Path("baselines"),
@@ -154,6 +152,8 @@ def read(
             values[name] = option.parse(str(given)) if given is not None else option.default
         except ValueError as error:
             raise ValueError(f"{source}={given} cannot be used: {error}") from None
-    values["baseline_dir"] = root / values["baseline_dir"]
+        if name == "baseline_dir":
+            # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
+            values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
     strict = environment.get("CI", "").lower() not in ("", "0", "false")
     return Settings(**values, preload=ini.get("preload", ""), strict=strict)

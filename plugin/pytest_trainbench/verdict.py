@@ -25,7 +25,7 @@ OUTCOMES: dict[str, str] = {
     "timeout": "fails",
     "crash": "fails",
 }
-"""How each outcome ends its test; ``no-baseline`` fails where ``CI`` is set."""
+"""How each outcome ends its test. Where ``CI`` is set, what was compared with nothing fails as well."""
 
 CONFIDENCE = 0.99
 """Two-sided, of the interval around a change between two sets of launches."""
@@ -40,7 +40,8 @@ class Change:
     """One metric against its baseline.
 
     ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a
-    fraction, that these launches could have told from noise. ``outcome``: ok, regression, improvement, noisy.
+    fraction, that these launches could have told from noise. ``outcome``: ok, regression, improvement, noisy,
+    incomparable.
     """
 
     metric: str
@@ -54,12 +55,13 @@ class Change:
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
-    ``suspects`` what differs in the environment."""
+    ``suspects`` what differs in the environment; ``compared`` is whether there was anything to compare with."""
 
     outcome: str
     reason: str | None = None
     changes: tuple[Change, ...] = ()
     suspects: tuple[Difference, ...] = ()
+    compared: bool = True
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -69,7 +71,7 @@ class Verdict:
         return next((change for change in self.changes if change.metric == metric), None)
 
     def fails(self, *, strict: bool) -> bool:
-        return OUTCOMES[self.outcome] == "fails" or (strict and self.outcome == "no-baseline")
+        return OUTCOMES[self.outcome] == "fails" or (strict and not self.compared)
 
 
 def judge(
@@ -89,8 +91,9 @@ def judge(
         return Verdict(outcome=record.outcome, reason=record.reason, suspects=listed)
     if baseline is None:
         if record.outcome == "oom":
-            return Verdict(outcome="oom", reason=record.reason)
-        return Verdict(outcome="no-baseline", reason="there is no baseline for this case on this hardware")
+            return Verdict(outcome="oom", reason=record.reason, compared=False)
+        reason = "there is no baseline for this case on this hardware"
+        return Verdict(outcome="no-baseline", reason=reason, compared=False)
     if must_match:
         what = "; ".join(f"{name} was {fact(before)}, is {fact(now)}" for name, before, now in must_match)
         reason = f"the baseline is of other conditions: {what}"
@@ -103,16 +106,13 @@ def judge(
             return Verdict(outcome="regression", reason=reason, suspects=listed)
         reason = "fits in memory where the baseline did not"
         return Verdict(outcome="improvement", reason=reason, suspects=listed)
-    if lost := [name for name in METRICS if baseline.values(name) and not record.values(name)]:
+    judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
+    if lost := [name for name in judged if not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
-    changes = tuple(
-        _compare(name, baseline.values(name), record.values(name))
-        for name, metric in METRICS.items()
-        if metric.gate is not None and baseline.values(name)
-    )
-    for outcome in ("regression", "noisy", "improvement"):
+    changes = tuple(_compare(name, baseline.values(name), record.values(name)) for name in judged)
+    for outcome in ("incomparable", "regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(map(describe, found))
             return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed)
@@ -122,6 +122,8 @@ def judge(
 def describe(change: Change) -> str:
     """One change in words: what, by how much, and how little could have been seen."""
     title = METRICS[change.metric].title
+    if change.outcome == "incomparable":
+        return f"{title}: {change.before:,.6g}, now {change.now:,.6g}: the step does other work than the baseline's"
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
     return f"{title} {movement(change)}"
@@ -163,6 +165,8 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change
     better = grown if metric.higher_is_better else -grown
     if not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
+        # A step that does less work is not a faster one.
+        outcome = "incomparable" if isinstance(metric.gate, Exact) else outcome
     return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
 
 
@@ -173,8 +177,6 @@ def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
 
     before, now = [math.log(value) for value in before], [math.log(value) for value in now]
     freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
-    squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(
-        statistics.pvariance(side) * len(side) for side in (before, now)
-    )
+    squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(statistics.pvariance(side) * len(side) for side in (before, now))
     error = math.sqrt(squares / freedom * (1 / len(before) + 1 / len(now)))
     return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * error

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench import measure
 from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Trace
 from pytest_trainbench.step import Step
 
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
 
 
 LOST_PEER = re.compile(
-    r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError", re.IGNORECASE
+    r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
+    re.IGNORECASE,
 )
 """What gloo and NCCL say to a rank whose peer went away."""
 
@@ -57,7 +57,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not 0 < self.collective_limit_s < self.limit_s:
-            raise ValueError(f"a collective's limit ({self.collective_limit_s} s) must be below the launch's ({self.limit_s} s)")
+            raise ValueError(
+                f"a collective's limit ({self.collective_limit_s} s) must be below the launch's ({self.limit_s} s)"
+            )
 
     def write(self) -> Path:
         path = self.folder / "job.json"
@@ -101,8 +103,8 @@ class Failure:
 class Phases:
     """What the rank is doing, shown to whoever waits, and how many seconds each part took."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self.show = show
+    def __init__(self, shown_in: Path) -> None:
+        self.shown_in = shown_in
         self.current = "starting"
         self.seconds: dict[str, float] = {}
         self._since = time.perf_counter()
@@ -112,7 +114,7 @@ class Phases:
         key = self.current.split(" ")[0]
         self.seconds[key] = self.seconds.get(key, 0.0) + now - self._since
         self.current, self._since = name, now
-        self.show(name)
+        self.shown_in.write_text(name)
 
 
 def main(job_path: str) -> None:
@@ -124,7 +126,7 @@ def main(job_path: str) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
-    phases = Phases((job.folder / f"progress-{rank}").write_text)
+    phases = Phases(job.folder / f"progress-{rank}")
     with (job.folder / f"hang-{rank}.txt").open("w") as stacks:
         faulthandler.dump_traceback_later(job.limit_s, exit=True, file=stacks)
         try:
@@ -160,7 +162,9 @@ def failure_kind(error: BaseException) -> str:
     import torch
 
     text = str(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or re.search(r"can't allocate memory|out of memory", text):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or re.search(
+        r"can't allocate memory|out of memory", text
+    ):
         return "oom"
     if re.search(r"[Tt]imed ?out", text):
         return "timeout"
@@ -230,7 +234,9 @@ def build_step(case: Case, mesh: DeviceMesh) -> Step:
     module, _, name = case.builder.partition(":")
     step = getattr(importlib.import_module(module), name)(mesh, **case.params)
     if not isinstance(step, Step):
-        raise TypeError(f"{case.builder} returned {type(step).__name__}; a step builder returns a pytest_trainbench.Step")
+        raise TypeError(
+            f"{case.builder} returned {type(step).__name__}; a step builder returns a pytest_trainbench.Step"
+        )
     return step
 
 
