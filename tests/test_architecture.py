@@ -36,9 +36,9 @@ LADDER = (
     "report.terminal",
     "report.markdown",
     # Processes.
-    "preload",
     "worker",
     "launch",
+    "preload",
     "runner",
     # What users import, and pytest.
     "__init__",

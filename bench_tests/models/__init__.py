@@ -70,7 +70,7 @@ MODELS = {
         heads=32,
         vocabulary=50_304,
         positions=1024,
-        learning_rate=2e-4,
+        learning_rate=1e-4,
         parameters=1_313_722_368,
     ),
     "bert-base": Model(

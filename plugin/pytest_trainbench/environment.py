@@ -136,7 +136,7 @@ def capture(
         finally:
             nvml.nvmlShutdown()
     suspects |= {
-        "commit": _commit(root),
+        "commit": _commit(root) or environ.get("GITHUB_SHA", "")[:12] or None,
         "python": platform.python_version(),
         "kernel": platform.release(),
         **_variables(environ),

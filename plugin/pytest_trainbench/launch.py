@@ -19,13 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench import preload, worker
+from pytest_trainbench import worker
 from pytest_trainbench.record import Trace
 
 GRACE_S = 10.0
 """How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
 
 LOG_LINES = 25
+
+PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
+"""Tells the fork server what to import: its only way to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,12 @@ def start_fork_server(modules: str) -> None:
     """Start importing ``modules`` (space-separated) in the fork server now, so that the first launch need not wait."""
     import multiprocessing.forkserver as server
 
-    multiprocessing.set_forkserver_preload([preload.__name__])
-    os.environ[preload.VARIABLE] = modules
+    multiprocessing.set_forkserver_preload(["pytest_trainbench.preload"])
+    os.environ[PRELOAD_VARIABLE] = modules
     try:
         server.ensure_running()
     finally:
-        del os.environ[preload.VARIABLE]
+        del os.environ[PRELOAD_VARIABLE]
 
 
 def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:

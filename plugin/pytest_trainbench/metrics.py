@@ -42,13 +42,15 @@ class Window:
     """The steady window of one launch, all ranks: what metrics are read from.
 
     step_ms: the slowest rank's time of each step. total_s: the slowest rank's time for the whole window.
-    peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown.
+    peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown. loss_deviation: see
+    :func:`pytest_trainbench.reduce.loss_deviation`.
     """
 
     step_ms: Sequence[float]
     total_s: float
     traces: Sequence[Trace]
     peak_tflops: float | None
+    loss_deviation: float | None = None
 
     def per_s(self, amount_per_step: float | None) -> float | None:
         return None if amount_per_step is None else amount_per_step * len(self.step_ms) / self.total_s
@@ -151,6 +153,13 @@ METRICS: dict[str, Metric] = {
         read=lambda window: window.tflops_per_device,
     ),
     "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=_mfu),
+    "loss_deviation": Metric(
+        title="distance of the losses from the unsharded model's",
+        unit="",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.loss_deviation,
+    ),
     "start_s": Metric(
         title="start",
         unit="s",

@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 
-VARIABLE = "TRAINBENCH_PRELOAD"
+from pytest_trainbench.launch import PRELOAD_VARIABLE
 
 
 def _preload() -> None:
@@ -18,8 +18,7 @@ def _preload() -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for module in [
             "torch.distributed",
-            "pytest_trainbench.worker",
-            *os.environ.get(VARIABLE, "").split(),
+            *os.environ.get(PRELOAD_VARIABLE, "").split(),
         ]:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)

@@ -31,23 +31,32 @@ def steady_from(step_ms: Sequence[float]) -> int:
     return best
 
 
-def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
-    """One launch from the traces of all its ranks.
+def reduce(
+    traces: Sequence[Trace],
+    *,
+    peak_tflops: float | None,
+    reference: Sequence[float] | None = None,
+    loss_tolerance: float = math.inf,
+) -> Launch:
+    """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any.
 
     A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come
     from the totals of the steady window. A launch that fails a guard keeps its figures and is ``invalid``.
     """
     slowest_ms = [max(times) for times in zip(*(trace.step_ms for trace in traces), strict=True)]
     start = steady_from(slowest_ms)
+    losses = _mean_losses(traces)
     window = Window(
         step_ms=slowest_ms[start:],
         total_s=max(sum(trace.step_ms[start:]) for trace in traces) / 1000,
         traces=traces,
         peak_tflops=peak_tflops,
+        loss_deviation=None if reference is None else loss_deviation(losses, reference),
     )
     readings = {name: metric.read(window) for name, metric in METRICS.items()}
-    losses = _mean_losses(traces)
     fault = _fault(traces, losses, readings["mfu"])
+    if fault is None and reference is not None:
+        fault = loss_fault(losses, reference, loss_tolerance)
     return Launch(
         outcome="invalid" if fault else "ok",
         reason=fault,
@@ -59,28 +68,38 @@ def reduce(traces: Sequence[Trace], *, peak_tflops: float | None) -> Launch:
     )
 
 
-def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> str | None:
-    """Why ``losses`` are not those of the unsharded ``reference``, or ``None``.
+def loss_deviation(losses: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Largest distance from the unsharded ``reference`` over the steps that both have, as a fraction of how far the
+    reference has fallen; ``None`` where that cannot be said.
 
-    Compared step by step over the steps that both have. ``tolerance`` is a fraction of how far the reference
-    has fallen: the loss itself is large at the start whether or not anything is learned, so it would hide a
-    fault.
+    Not a fraction of the loss itself, which is large at the start whether or not anything is learned, and would hide
+    a fault.
     """
-    steps = min(len(losses), len(reference))
-    if steps < 2:
-        return f"only {steps} of its losses can be held against the reference's"
-    fall = reference[0] - min(reference[:steps])
-    if not fall > 0 or not all(map(math.isfinite, reference[:steps])):
-        seen = ", ".join(f"{loss:.4f}" for loss in reference[:steps])
+    apart, fall = _apart(losses, reference)
+    return max(apart) / fall if len(apart) > 1 and fall > 0 and all(map(math.isfinite, apart)) else None
+
+
+def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> str | None:
+    """Why ``losses`` are not those of the unsharded ``reference``."""
+    apart, fall = _apart(losses, reference)
+    if len(apart) < 2:
+        return f"only {len(apart)} of its losses can be held against the reference's"
+    if not fall > 0 or not all(map(math.isfinite, reference)):
+        seen = ", ".join(f"{loss:.4f}" for loss in reference)
         return f"the unsharded model learned nothing to compare with: its losses were {seen}"
-    apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
-    worst = max(range(steps), key=apart.__getitem__)
+    worst = max(range(len(apart)), key=apart.__getitem__)
     if apart[worst] <= tolerance * fall:
         return None
     return (
-        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model"
-        f" has {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall, and {tolerance:.1%} is allowed"
+        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model has"
+        f" {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall, and {tolerance:.1%} is allowed"
     )
+
+
+def _apart(losses: Sequence[float], reference: Sequence[float]) -> tuple[list[float], float]:
+    """Distances step by step, and the reference's fall over those steps."""
+    apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
+    return apart, reference[0] - min(reference[: len(apart)]) if apart else 0.0
 
 
 def _mean_losses(traces: Sequence[Trace]) -> list[float]:

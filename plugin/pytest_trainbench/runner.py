@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record
-from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import Settings
 from pytest_trainbench.verdict import judge
@@ -127,15 +128,16 @@ class Runner:
             name = f"{label} launch {len(launches) + 1}/{self.settings.launches}"
             ended = self._launch(name, case=case, plan=plan)
             detail, job = ended.detail, self._last_job
-            one = (
-                reduce(ended.traces, peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype))
+            launches.append(
+                reduce(
+                    ended.traces,
+                    peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
+                    reference=_losses(truth) if reference else None,
+                    loss_tolerance=reference.loss_tolerance if reference else math.inf,
+                )
                 if ended.outcome == "ok"
                 else Launch(outcome=ended.outcome, reason=ended.reason)
             )
-            if one.outcome == "ok" and reference:
-                wrong = loss_fault(one.losses, truth_losses(truth), reference.loss_tolerance)
-                one = dataclasses.replace(one, outcome="invalid", reason=wrong) if wrong else one
-            launches.append(one)
         record = Record(
             case=case,
             label=label,
@@ -185,7 +187,7 @@ class Runner:
         return self.folder / f"{self._jobs:03d}" / "job.json"
 
 
-def truth_losses(reference: Ended) -> list[float]:
+def _losses(reference: Ended) -> list[float]:
     """Losses of a reference launch (one rank)."""
     return [loss for loss in reference.traces[0].losses if loss is not None]
 
