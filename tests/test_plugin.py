@@ -216,7 +216,7 @@ def test_a_builder_that_no_other_process_can_import_is_refused(project: pytest.P
     project.makepyfile(test_it="def test_mine(bench, mesh):\n    bench(lambda mesh: None, mesh=mesh)\n")
     result = pytest_run(project)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*cannot be imported by another process: define it at the top of a module"])
+    result.stdout.fnmatch_lines(["*cannot be imported by another process: define it at a module's top"])
 
 
 def test_a_session_without_cases_is_left_alone(project: pytest.Pytester) -> None:
