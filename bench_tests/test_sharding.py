@@ -28,7 +28,7 @@ def test_sharding(
         "bench_tests.training:train_step",
         mesh=mesh,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
-        loss_tolerance=0.02,
+        loss_tolerance=0.01,
         strategy=strategy,
         precision=amp if STRATEGIES[strategy].amp else full,
         **WORK[profile],

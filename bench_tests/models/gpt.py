@@ -58,6 +58,8 @@ def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int
             n_positions=positions,
             bos_token_id=None,
             eos_token_id=None,
+            # The library's default, "gelu_new", is the same function spelled out in eight kernels.
+            activation_function="gelu_pytorch_tanh",
             embd_pdrop=0.0,
             attn_pdrop=0.0,
             resid_pdrop=0.0,
