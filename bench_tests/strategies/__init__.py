@@ -100,9 +100,12 @@ STRATEGIES = {
             "overlap_comm": True,
             "reduce_bucket_size": 100_000_000,
             "stage3_prefetch_bucket_size": 100_000_000,
-            "stage3_param_persistence_threshold": 100_000,
+            # A block is gathered in one message, its biases with it. Small parameters that every rank keeps
+            # would be gathered after each step instead, one message each.
+            "stage3_param_persistence_threshold": 0,
             "stage3_max_live_parameters": 1_000_000_000,
-            "stage3_max_reuse_distance": 1_000_000_000,
+            # Release at once, as FSDP does. Above 0, each release walks through the layers ahead.
+            "stage3_max_reuse_distance": 0,
         },
     ),
 }
