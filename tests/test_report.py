@@ -149,6 +149,24 @@ def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type()
         """)  # noqa: E501
 
 
+@pytest.mark.parametrize(
+    ("flops", "now", "moved"),
+    [(14901161193848, "14,901,161,193,848", "7e-12% more"), (13411045074462, "13,411,045,074,462", "10.0% less")],
+)
+def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str) -> None:
+    other = row(measured(100.0, flops_per_step=flops), label="a", accept="pytest --save-baseline")
+    assert terminal.failure(other) == text(f"""
+        incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.0%): ok
+                    peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
+                    FLOPs: 1.49012e+13 → {flops:.6g} FLOP, {moved}: incomparable
+          launches  3 against 3
+          differs   torch: 2.11.0 → 2.13.0
+                    ecc: not known → True
+          accept    pytest --save-baseline
+        """)
+
+
 def test_a_crash_says_its_reason_and_shows_its_log() -> None:
     assert terminal.failure(CRASH) == text("""
         crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps

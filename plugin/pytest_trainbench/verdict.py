@@ -123,7 +123,8 @@ def describe(change: Change) -> str:
     """One change in words: what, by how much, and how little could have been seen."""
     title = METRICS[change.metric].title
     if change.outcome == "incomparable":
-        return f"{title}: {change.before:,.6g}, now {change.now:,.6g}: the step does other work than the baseline's"
+        # In full: a difference that counts must also be seen.
+        return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than the baseline's"
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
     return f"{title} {movement(change)}"
@@ -131,7 +132,11 @@ def describe(change: Change) -> str:
 
 def movement(change: Change) -> str:
     """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything."""
-    moved = f"{percent(abs(change.change))} {'better' if change.change > 0 else 'worse'}"
+    if change.outcome == "incomparable":
+        way = "more" if change.now > change.before else "less"
+    else:
+        way = "better" if change.change > 0 else "worse"
+    moved = f"{percent(abs(change.change))} {way}"
     sees = f" (sees ≥ {percent(change.sees)})" if change.sees else ""
     return (moved if change.change else "unchanged") + sees
 
