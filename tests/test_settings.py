@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
     "launches": ("5", 5),
-    "baseline_dir": ("stored", ROOT / "stored"),
+    "baseline_dir": ("/stored", Path("/stored")),
     "devices": ("2", 2),
     "memory_cap": ("32GB", 32.0),
     "launch_timeout": ("90.5", 90.5),
@@ -85,9 +86,25 @@ def test_an_empty_variable_is_not_given(name: str) -> None:
     assert getattr(settings({}, {f"TRAINBENCH_{name.upper()}": ""}, {name: text}), name) == value
 
 
-def test_the_baselines_lie_beside_the_ini_file_unless_their_path_is_absolute() -> None:
-    assert settings({"baseline_dir": "../b"}).baseline_dir == ROOT / "../b"
-    assert settings({"baseline_dir": "/elsewhere"}).baseline_dir == Path("/elsewhere")
+TYPED, VARIABLE, INI = {"baseline_dir": "../typed"}, {"TRAINBENCH_BASELINE_DIR": "../set"}, {"baseline_dir": "../ini"}
+
+
+def test_a_folder_of_baselines_is_seen_from_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settings().baseline_dir == ROOT / "baselines"
+    assert settings(TYPED).baseline_dir == tmp_path / "../typed"
+    assert settings({}, VARIABLE).baseline_dir == tmp_path / "../set"
+    assert settings({}, {}, INI).baseline_dir == ROOT / "../ini"
+    # Of several, the one that counts says from where.
+    assert settings(TYPED, VARIABLE, INI).baseline_dir == tmp_path / "../typed"
+    assert settings({}, VARIABLE, INI).baseline_dir == tmp_path / "../set"
+    assert settings({}, {"TRAINBENCH_BASELINE_DIR": ""}, INI).baseline_dir == ROOT / "../ini"
+
+
+def test_other_paths_stay_as_they_were_given() -> None:
+    assert settings({"results": "out"}, {}, {"report_md": "report.md"}) == dataclasses.replace(
+        DEFAULTS, results=Path("out"), report_md=Path("report.md")
+    )
 
 
 COUNT = "it must be a whole number above 0"

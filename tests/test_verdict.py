@@ -8,6 +8,7 @@ import math
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
+from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record
 from pytest_trainbench.verdict import OUTCOMES, Change, Verdict, _compare, describe, judge
 
@@ -142,17 +143,42 @@ def test_nothing_at_all_is_a_value_like_any_other(before: int, now: int, outcome
 # FLOPs, exactly
 
 
+def flops_against(before: int, now: int) -> tuple[Verdict, Change]:
+    found = judge(metric("flops_per_step", [now] * 3), metric("flops_per_step", [before] * 3), suspects=SUSPECTS)
+    assert [change.metric for change in found.changes] == ["step_ms", "flops_per_step"]
+    return found, found.changes[1]
+
+
+def test_the_same_flops_are_ok() -> None:
+    found, change = flops_against(1000, 1000)
+    assert found == Verdict(outcome="ok", changes=found.changes, suspects=SUSPECTS)
+    assert change == Change(metric="flops_per_step", before=1000, now=1000, change=0.0, sees=0.0, outcome="ok")
+
+
 @pytest.mark.parametrize(
-    ("now", "outcome", "reason"),
+    ("before", "now", "fraction", "words"),
     [
-        (10**15, "ok", None),
-        (10**15 + 10**9, "regression", "FLOPs 0.0001% worse"),
-        (10**15 - 10**12, "improvement", "FLOPs 0.1% better"),
+        (1000, 1250, -0.25, "FLOPs: 1,000, now 1,250: the step does other work than the baseline's"),
+        (1000, 750, 0.25, "FLOPs: 1,000, now 750: the step does other work than the baseline's"),
+        (1000, 0, 1.0, "FLOPs: 1,000, now 0: the step does other work than the baseline's"),
+        (0, 1000, -math.inf, "FLOPs: 0, now 1,000: the step does other work than the baseline's"),
     ],
 )
-def test_any_difference_of_flops_counts(now: int, outcome: str, reason: str | None) -> None:
-    found = judge(metric("flops_per_step", [now] * 3), metric("flops_per_step", [10**15] * 3))
-    assert (found.outcome, found.reason) == (outcome, reason)
+def test_another_number_of_flops_either_way_is_other_work(before: int, now: int, fraction: float, words: str) -> None:
+    found, change = flops_against(before, now)
+    assert found == Verdict(outcome="incomparable", reason=words, changes=found.changes, suspects=SUSPECTS)
+    assert change == Change(
+        metric="flops_per_step", before=before, now=now, change=fraction, sees=0.0, outcome="incomparable"
+    )
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_single_flop_of_many_counts_and_is_shown(by: int) -> None:
+    found, _ = flops_against(10**15, 10**15 + by)
+    assert (found.outcome, found.reason) == (
+        "incomparable",
+        f"FLOPs: 1,000,000,000,000,000, now {10**15 + by:,}: the step does other work than the baseline's",
+    )
 
 
 # Several metrics
@@ -160,11 +186,25 @@ def test_any_difference_of_flops_counts(now: int, outcome: str, reason: str | No
 
 def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000, flops_per_step=1000)
-    now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=900)
+    now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=1000)
     found = judge(now, before)
     assert found.outcome == "regression"
     assert found.reason == "step time 10.0% worse (sees ≥ 1.0%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
-    assert [change.outcome for change in found.changes] == ["regression", "regression", "improvement"]
+    assert [change.outcome for change in found.changes] == ["regression", "regression", "ok"]
+
+
+@pytest.mark.parametrize(("ms", "alone"), [(50.0, "improvement"), (100.0, "ok"), (200.0, "regression")])
+def test_other_work_is_neither_faster_nor_slower(ms: float, alone: str) -> None:
+    before, now = steps(100.0, 100.0, 100.0, flops_per_step=1000), steps(ms, ms, ms, flops_per_step=900)
+    found = judge(now, before)
+    assert (found.outcome, [change.outcome for change in found.changes]) == ("incomparable", [alone, "incomparable"])
+    assert found.reason == "FLOPs: 1,000, now 900: the step does other work than the baseline's"
+
+
+def test_other_work_is_said_in_a_noisy_row_too() -> None:
+    before, now = steps(90.0, 110.0, flops_per_step=1000), steps(90.0, 110.0, flops_per_step=900)
+    found = judge(now, before)
+    assert (found.outcome, [change.outcome for change in found.changes]) == ("incomparable", ["noisy", "incomparable"])
 
 
 def test_metrics_without_a_gate_are_not_judged() -> None:
@@ -178,19 +218,27 @@ def test_a_metric_that_the_baseline_did_not_have_is_not_judged() -> None:
     assert judge(metric("flops_per_step", [7] * 3), QUIET).outcome == "ok"
 
 
-def test_a_metric_that_went_missing_is_said() -> None:
-    found = judge(QUIET, steps(100.0, 100.0, 100.0, peak_allocated_bytes=1, mfu=0.5), suspects=SUSPECTS)
-    assert found == Verdict(
+def test_judged_metrics_that_went_missing_are_said() -> None:
+    before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1, flops_per_step=7, mfu=0.5, start_s=9.0)
+    assert judge(QUIET, before, suspects=SUSPECTS) == Verdict(
         outcome="incomparable",
-        reason="the baseline has peak_allocated_bytes, mfu and this run has not",
+        reason="the baseline has peak_allocated_bytes, flops_per_step and this run has not",
         suspects=SUSPECTS,
     )
 
 
-@pytest.mark.parametrize("name", ["peak_allocated_bytes", "flops_per_step"])
-def test_nan_does_not_pass(name: str) -> None:
-    assert _compare(name, [1.0], [math.nan]).outcome == "regression"
-    assert _compare(name, [math.nan], [1.0]).outcome == "regression"
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.gate is None])
+def test_a_metric_without_a_gate_may_go_missing(name: str) -> None:
+    found = judge(QUIET, metric(name, [0.5] * 3))
+    assert (found.outcome, [change.metric for change in found.changes]) == ("ok", ["step_ms"])
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("peak_allocated_bytes", "regression"), ("flops_per_step", "incomparable")]
+)
+def test_nan_does_not_pass(name: str, outcome: str) -> None:
+    assert _compare(name, [1.0], [math.nan]).outcome == outcome
+    assert _compare(name, [math.nan], [1.0]).outcome == outcome
 
 
 def test_a_time_that_is_not_one_does_not_pass() -> None:
@@ -206,8 +254,8 @@ def test_a_time_that_is_not_one_does_not_pass() -> None:
 
 
 def test_no_baseline() -> None:
-    assert judge(QUIET, None) == Verdict(
-        outcome="no-baseline", reason="there is no baseline for this case on this hardware"
+    assert judge(QUIET, None, suspects=SUSPECTS) == Verdict(
+        outcome="no-baseline", reason="there is no baseline for this case on this hardware", compared=False
     )
 
 
@@ -231,7 +279,7 @@ LATE_OOM = record(launch(), failed("oom", "rank 0: no room"))
 
 @pytest.mark.parametrize("out", [OOM, LATE_OOM], ids=["first launch", "later launch"])
 def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
-    assert judge(out, None) == Verdict(outcome="oom", reason="rank 0: no room")
+    assert judge(out, None) == Verdict(outcome="oom", reason="rank 0: no room", compared=False)
     assert judge(out, OOM) == Verdict(outcome="oom", reason="out of memory, as in the baseline")
     assert judge(out, QUIET) == Verdict(
         outcome="regression", reason="out of memory where the baseline fitted: rank 0: no room"
@@ -252,15 +300,30 @@ def test_what_failed_is_told_as_it_is(
 # How a test ends
 
 
+FAILING = {"regression", "incomparable", "invalid", "timeout", "crash"}
+
+
 @pytest.mark.parametrize(
-    ("strict", "failing"),
+    ("strict", "compared", "failing"),
     [
-        (False, {"regression", "incomparable", "invalid", "timeout", "crash"}),
-        (True, {"regression", "incomparable", "invalid", "timeout", "crash", "no-baseline"}),
+        (False, True, FAILING),
+        (False, False, FAILING),
+        (True, True, FAILING),
+        (True, False, set(OUTCOMES)),
     ],
 )
-def test_which_outcomes_fail(strict: bool, failing: set[str]) -> None:
-    assert {outcome for outcome in OUTCOMES if Verdict(outcome=outcome).fails(strict=strict)} == failing
+def test_which_outcomes_fail(strict: bool, compared: bool, failing: set[str]) -> None:
+    verdicts = [Verdict(outcome=outcome, compared=compared) for outcome in OUTCOMES]
+    assert {verdict.outcome for verdict in verdicts if verdict.fails(strict=strict)} == failing
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome"), [(QUIET, "no-baseline"), (OOM, "oom"), (LATE_OOM, "oom")], ids=["ok", "oom", "later oom"]
+)
+def test_what_nothing_was_there_to_compare_with_fails_where_nobody_reads_warnings(now: Record, outcome: str) -> None:
+    found = judge(now, None)
+    assert (found.outcome, found.fails(strict=False), found.fails(strict=True)) == (outcome, False, True)
+    assert not judge(now, now).fails(strict=True)
 
 
 def test_every_end_of_a_launch_is_an_outcome_and_others_are_refused() -> None:
