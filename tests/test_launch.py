@@ -16,6 +16,7 @@ from pytest_trainbench.case import Case
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.metrics import STARTING
 from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.worker import Job
 
@@ -68,6 +69,8 @@ def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
     one = reduce(ended.traces, peak_tflops=None)
     assert (one.outcome, one.reason) == ("ok", None)
     assert one.metrics["flops_per_step"] == first.flops
+    assert list(one.phases_s) == [*STARTING, "counting", "warming", "timing"]
+    assert one.metrics["start_s"] == max(sum(trace.phases_s[name] for name in STARTING) for trace in ended.traces)
     assert not alive(tmp_path)
 
 

@@ -16,6 +16,12 @@ def pair(**both: Any) -> list[Trace]:
     return [trace(0, **both), trace(1, **both)]
 
 
+def phases(**replaced: float) -> dict[str, float]:
+    """Of a rank, by the first word of each, as they follow each other."""
+    sample = {"starting": 0.5, "opening": 0.125, "joining": 0.25, "building": 0.5, "counting": 2.0, "warming": 4.0}
+    return {**sample, **replaced}
+
+
 # The steady window
 
 
@@ -49,14 +55,14 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
         step_ms=[150.0, 100.0, 101.0, 100.0, 100.0, 101.0],
         losses=[4.0, 3.0, 2.0],
         memory={"peak_allocated_bytes": 700 * MIB, "peak_reserved_bytes": 900 * MIB},
-        phases_s={"building": 1.0, "timing": 0.652},
+        phases_s=phases(joining=1.0, building=1.0, timing=0.652),
     )
     second = trace(
         1,
         step_ms=[120.0, 101.0, 100.0, 100.0, 101.0, 107.0],
         losses=[6.0, 4.0, 3.0],
         memory={"peak_allocated_bytes": 800 * MIB, "peak_reserved_bytes": 800 * MIB},
-        phases_s={"building": 0.5, "timing": 0.629},
+        phases_s=phases(joining=0.25, building=2.5, timing=0.629),
     )
     total_s = 0.509  # of rank 1 from its second step on; the maxima of the steps add up to 0.510
     found = reduce([first, second], peak_tflops=100.0)
@@ -70,7 +76,7 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
             "flops_per_step": 4 * 10**12,
             "tflops_per_device": 4.0 * 5 / total_s / 2,
             "mfu": 4.0 * 5 / total_s / 2 / 100,
-            "start_s": 1.652 - total_s,
+            "start_s": 0.5 + 0.125 + 0.25 + 2.5,  # of rank 1, not of the slowest in each phase
         }
     )
     assert found == Launch(
@@ -78,8 +84,13 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
         steady_from=1,
         losses=[5.0, 3.5, 2.5],
         metrics=found.metrics,
-        phases_s={"building": 1.0, "timing": 0.652},
+        phases_s=phases(joining=1.0, building=2.5, timing=0.652),
     )
+
+
+@pytest.mark.parametrize("after", ["counting", "warming", "timing", "training"])
+def test_the_start_ends_where_the_first_step_begins(after: str) -> None:
+    assert reduce(pair(phases_s=phases(**{after: 100.0})), peak_tflops=None).metrics["start_s"] == 1.375
 
 
 def test_what_is_not_known_is_absent_and_never_guessed() -> None:
