@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pytest_trainbench.measure import Plan, Timing, digest
 from pytest_trainbench.step import Step
 
 CPU = torch.device("cpu")
-QUICK = Plan(warmup=3, window_s=0.5, min_steps=4, max_steps=50)
+QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)
 
 
 # The plan
@@ -30,11 +31,12 @@ def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense", [{"warmup": 1}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
+    "nonsense", [{"warmup": 3}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
 )
 def test_a_plan_that_measures_nothing_is_refused(nonsense: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a plan needs 2 warm-up steps, 2 timed steps and a window above 0 s"):
+    with pytest.raises(ValueError, match="a plan needs 4 warm-up steps, 2 timed steps and a window above 0 s"):
         Plan(**nonsense)
+    assert Plan(warmup=4, min_steps=2, max_steps=2, window_s=1e-9).steps(1.0) == 2
 
 
 # The loop
@@ -92,10 +94,37 @@ def test_all_ranks_time_as_many_steps_as_the_slowest_asks_for() -> None:
     assert asked[1:] == [0.0], "a barrier before the first timed step"
 
 
-class Loss:
-    requires_grad = False
+@pytest.mark.parametrize("warmup", [4, 5, 8])
+def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only steps move on: the FLOP-counted one and early ones are slow, and one of the last three is."""
+    log: list[str] = []
+    took_s = iter([*[1.0] * (warmup - 3), 0.03, 0.05, 0.01, *[0.02] * 99])
+    now_s = [0.0]
 
+    def step() -> None:
+        now_s[0] += next(took_s)
+        log.append("run")
+
+    def slowest(mine: float) -> float:
+        log.append(f"slowest {mine:.3f}")
+        return mine
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(measure, "clock_of", lambda _: Clock(log, *range(100)))
+    plan = Plan(warmup=warmup, window_s=0.11, min_steps=2, max_steps=50)
+    seen = Step(run=step, samples=1, parameters=tuple)
+    assert measure.run(seen, plan, CPU, slowest=slowest, phase=log.append).step_ms == [1.0] * 4
+    assert log == [
+        *["counting FLOPs", "run", "warming up", *["run"] * (warmup - 4)],
+        *["synchronize", "run", "run", "run", "synchronize", "slowest 0.030"],
+        *["timing 4 steps", "slowest 0.000", "mark", *["run", "mark"] * 4, "synchronize", *["elapsed"] * 4],
+    ]
+
+
+class Loss:
     """Says when it is read, which on a device would mean waiting for it."""
+
+    requires_grad = False
 
     def __init__(self, log: list[str], value: float) -> None:
         self.log, self.value = log, value

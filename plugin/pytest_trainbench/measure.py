@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     import torch
 
 
+PACE_STEPS = 3
+"""Last warm-up steps, whose mean says how many steps fill the window: one alone may be a slow one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to measure. ``warmup`` steps are never timed; then steps run for about ``window_s`` seconds,
-    but at least ``min_steps`` and at most ``max_steps`` of them."""
+    """How long to measure. ``warmup`` steps are no part of the result; then steps run for about ``window_s``
+    seconds, but at least ``min_steps`` and at most ``max_steps`` of them."""
 
     warmup: int = 8
     window_s: float = 2.0
@@ -32,8 +36,8 @@ class Plan:
     max_steps: int = 200
 
     def __post_init__(self) -> None:
-        if self.warmup < 2 or not 2 <= self.min_steps <= self.max_steps or self.window_s <= 0:
-            needs = "2 warm-up steps, 2 timed steps and a window above 0 s"
+        if self.warmup <= PACE_STEPS or not 2 <= self.min_steps <= self.max_steps or self.window_s <= 0:
+            needs = f"{PACE_STEPS + 1} warm-up steps, 2 timed steps and a window above 0 s"
             raise ValueError(f"a plan needs {needs}, not {asdict(self)}")
 
     def steps(self, step_s: float) -> int:
@@ -77,12 +81,12 @@ def run(
     losses.append(first)
 
     phase("warming up")
-    losses.extend(step.run() for _ in range(plan.warmup - 2))
+    losses.extend(step.run() for _ in range(plan.warmup - 1 - PACE_STEPS))
     clock.synchronize()
     began = time.perf_counter()
-    losses.append(step.run())
+    losses.extend(step.run() for _ in range(PACE_STEPS))
     clock.synchronize()
-    count = plan.steps(slowest(time.perf_counter() - began))
+    count = plan.steps(slowest((time.perf_counter() - began) / PACE_STEPS))
 
     phase(f"timing {count} steps")
     reset_peak_memory(device)
