@@ -154,6 +154,33 @@ def test_a_rank_without_losses_says_none_for_each_step() -> None:
     assert timing.losses == [None] * (QUICK.warmup + 10)
 
 
+def undetached(log: list[str]) -> Step:
+    weight = torch.ones(1, requires_grad=True)
+
+    def run() -> torch.Tensor:
+        log.append("run")
+        return (weight * 2.0).sum()
+
+    return Step(run=run, samples=1, parameters=lambda: [weight])
+
+
+GRAPH = "^Step.run returned a loss with its graph, which keeps every step's activations: detach it$"
+
+
+def test_a_loss_that_still_has_its_graph_is_refused_after_the_first_step() -> None:
+    log: list[str] = []
+    with pytest.raises(ValueError, match=GRAPH):
+        run(undetached(log))
+    assert log == ["run"]
+
+
+def test_the_reference_refuses_it_too_before_it_runs_out_of_memory() -> None:
+    log: list[str] = []
+    with pytest.raises(ValueError, match=GRAPH):
+        measure.losses(undetached(log), 3)
+    assert log == ["run"]
+
+
 class Clock:
     """Moves on by what the test says and logs who looks at it."""
 

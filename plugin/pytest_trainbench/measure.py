@@ -76,9 +76,7 @@ def run(
     counter = flops.counter() if step.flops is not None and step.counts_flops else None
     with counter or nullcontext():
         first = step.run()
-    if first is not None and first.requires_grad:
-        raise ValueError("Step.run returned a loss with its graph, which keeps every step's activations: detach it")
-    losses.append(first)
+    losses.append(_detached(first))
 
     phase("warming up")
     losses.extend(step.run() for _ in range(plan.warmup - 1 - PACE_STEPS))
@@ -122,8 +120,14 @@ def timed_loop(
 
 def losses(step: Step, steps: int) -> list[float | None]:
     """Losses of ``steps`` untimed steps: what a reference run is for."""
-    seen = [step.run() for _ in range(steps)]
+    seen = [_detached(step.run()) for _ in range(steps)]
     return [None if loss is None else float(loss) for loss in seen]
+
+
+def _detached(loss: torch.Tensor | None) -> torch.Tensor | None:
+    if loss is not None and loss.requires_grad:
+        raise ValueError("Step.run returned a loss with its graph, which keeps every step's activations: detach it")
+    return loss
 
 
 def digest(parameters: Iterable[torch.Tensor]) -> str:
