@@ -55,7 +55,7 @@ class Change:
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
-    ``suspects`` what differs in the environment; ``compared`` is whether there was anything to compare with."""
+    ``suspects`` what differs in the environment; ``compared`` is false where a baseline was wanted and missing."""
 
     outcome: str
     reason: str | None = None
