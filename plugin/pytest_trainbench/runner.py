@@ -105,7 +105,7 @@ class Runner:
             record=record,
             baseline=stored,
             baseline_path=_from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
-            accept=accept if verdict.outcome in ("regression", "incomparable", "no-baseline") else "",
+            accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
             by_hand=_by_hand(case, job),
             detail=detail,
         )
