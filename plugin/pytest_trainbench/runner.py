@@ -71,7 +71,7 @@ class Runner:
         self.folder = folder
         self.import_path = import_path
         self.progress = progress
-        self._references: dict[str, Ended] = {}
+        self._references: dict[tuple[str, str], Ended] = {}
         self._builders: dict[str, str] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
@@ -152,11 +152,10 @@ class Runner:
     def _truth(self, case: Case, reference: Reference, label: str) -> Ended:
         """The reference's launch; once a session for all cases that share it."""
         unsharded = reference.of(case)
-        if unsharded.id not in self._references:
-            self._references[unsharded.id] = self._launch(
-                f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS
-            )
-        return self._references[unsharded.id]
+        key = unsharded.builder, unsharded.id  # the id leaves out the builder's module
+        if key not in self._references:
+            self._references[key] = self._launch(f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS)
+        return self._references[key]
 
     def _launch(self, name: str, **job: Any) -> Ended:
         limit_s = self.settings.launch_timeout
