@@ -1,0 +1,166 @@
+"""What a runner makes of launches, without starting any: which baseline, which reference, and what was saved."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import case, failed, launch, record, trace
+
+from pytest_trainbench import baseline, runner, settings
+from pytest_trainbench.case import Case
+from pytest_trainbench.environment import Environment
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.launch import Ended
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.runner import Reference, Runner
+from pytest_trainbench.worker import Job
+
+HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)
+ENVIRONMENT = Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd")
+RAN = Ended(traces=(trace(0), trace(1)))
+FAILURES = {outcome: Ended(outcome=outcome, reason="because") for outcome in ("oom", "timeout", "crash")}
+
+Run = Callable[..., Row]
+
+
+class Machine:
+    """Stands where ranks are started: every launch ends as the test says."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.ended = RAN
+
+    def __call__(self, job: Job, **_: Any) -> Ended:
+        self.jobs.append(job)
+        return self.ended
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(runner, "launch", machine)
+    return machine
+
+
+def made(folder: Path, **options: str) -> Runner:
+    return Runner(
+        settings=settings.read({"launches": "1", **options}, {}, {"baseline_dir": str(folder)}, folder),
+        hardware=HARDWARE,
+        environment=ENVIRONMENT,
+        folder=folder / "ranks",
+        import_path=(),
+        progress=lambda _: contextlib.nullcontext(lambda _: None),
+    )
+
+
+def row(of: Runner, what: Case, reference: Reference | None = None) -> Row:
+    return of.row(what, label="mine", plan=Plan(), reference=reference, accept="pytest --save-baseline")
+
+
+def save(folder: Path, stored: Record) -> Path:
+    (saved,) = baseline.merge(folder, {stored.case.id: stored})
+    return saved.path
+
+
+# One name, one builder
+
+
+def test_two_builders_of_one_case_id_are_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
+    first, second = case(builder="mine.a:step"), case(builder="mine.b:step")
+    of = made(tmp_path)
+    row(of, first)
+    started = len(machine.jobs)
+    words = f"mine.b:step and mine.a:step would share the baseline of {first.id}: rename one"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        row(of, second)
+    assert len(machine.jobs) == started == 1
+    assert row(of, first).verdict.outcome == "no-baseline", "the first one may run again"
+
+
+def test_builders_of_one_name_with_other_parameters_are_other_cases(tmp_path: Path, machine: Machine) -> None:
+    of = made(tmp_path)
+    for one in (case(builder="mine.a:step", width=1), case(builder="mine.b:step", width=2)):
+        assert row(of, one).record is not None
+    assert len(machine.jobs) == 2
+
+
+def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path, machine: Machine) -> None:
+    of = made(tmp_path)
+    reference = Reference(params={"sharded": False}, loss_tolerance=0.05)
+    for builder, mesh in (("mine.a:step", "dp2"), ("mine.a:step", "dp4"), ("mine.b:step", "tp2")):
+        assert row(of, case(builder=builder, mesh=mesh), reference).verdict.outcome == "no-baseline"
+    assert [(job.case.builder, str(job.case.mesh)) for job in machine.jobs if job.reference_steps] == [
+        ("mine.a:step", "dp1"),
+        ("mine.b:step", "dp1"),
+    ]
+
+
+# A stored file that cannot be used
+
+
+def test_a_broken_baseline_is_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
+    save(tmp_path, record()).write_text("<<<<<<< HEAD\n")
+    with pytest.raises(ValueError, match="cannot be read as a record.*; --save-baseline writes it anew$"):
+        row(made(tmp_path), case())
+    assert machine.jobs == []
+
+
+def test_saving_ignores_a_broken_baseline(tmp_path: Path, machine: Machine) -> None:
+    save(tmp_path, record()).write_text("<<<<<<< HEAD\n")
+    found = row(made(tmp_path, save_baseline="true"), case())
+    assert (found.verdict.outcome, found.verdict.reason, found.baseline) == ("saved", None, None)
+    assert len(machine.jobs) == 1
+
+
+# How a row ends
+
+
+@pytest.mark.parametrize("stored", [None, record(), record(failed("oom"))], ids=["none", "ok", "oom"])
+@pytest.mark.parametrize(("ended", "outcome"), [(RAN, "saved"), (FAILURES["oom"], "oom")], ids=["ran", "oom"])
+def test_what_is_saved_passes_in_ci_too(
+    ended: Ended, outcome: str, stored: Record | None, tmp_path: Path, machine: Machine
+) -> None:
+    if stored is not None:
+        save(tmp_path, stored)
+    machine.ended = ended
+    found = row(made(tmp_path, save_baseline="true"), case())
+    assert (found.verdict.outcome, found.verdict.reason, found.accept) == (outcome, ended.reason, "")
+    assert not found.verdict.fails(strict=True)
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "crash"])
+def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine) -> None:
+    machine.ended = FAILURES[outcome]
+    found = row(made(tmp_path, save_baseline="true"), case())
+    assert (found.verdict.outcome, found.verdict.reason) == (outcome, "because")
+    assert found.verdict.fails(strict=False)
+
+
+@pytest.mark.parametrize(
+    ("ended", "stored", "outcome", "offered"),
+    [
+        (RAN, None, "no-baseline", True),
+        (FAILURES["oom"], None, "oom", True),
+        (FAILURES["oom"], record(failed("oom")), "oom", False),
+        (FAILURES["oom"], record(), "regression", True),
+        (RAN, record(*[launch(10.0)] * 3), "regression", True),
+        (RAN, record(*[launch(flops_per_step=7)] * 3), "incomparable", True),
+        (RAN, record(*[launch(1000.0)] * 3), "improvement", False),
+        (FAILURES["crash"], None, "crash", False),
+    ],
+)
+def test_how_to_accept_is_said_where_saving_would_help(
+    ended: Ended, stored: Record | None, outcome: str, offered: bool, tmp_path: Path, machine: Machine
+) -> None:
+    if stored is not None:
+        save(tmp_path, stored)
+    machine.ended = ended
+    found = row(made(tmp_path), case())
+    assert (found.verdict.outcome, found.accept) == (outcome, "pytest --save-baseline" if offered else "")
