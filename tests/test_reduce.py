@@ -46,6 +46,40 @@ def test_a_slow_last_step_cuts_nothing_that_was_steady() -> None:
     assert steady_from([100.0] * 19 + [150.0]) == 0
 
 
+@pytest.mark.parametrize("steps", [4, 5, 20, 200])
+@pytest.mark.parametrize("ms", [1.0, 1000.0])
+def test_a_single_outlier_cuts_nothing_wherever_it_is(steps: int, ms: float) -> None:
+    def with_outlier(at: int) -> list[float]:
+        return [100.0] * at + [ms] + [100.0] * (steps - at - 1)
+
+    assert [steady_from(with_outlier(at)) for at in range(steps)] == [1] + [0] * (steps - 1)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3, 9])
+def test_an_outlier_after_a_slow_start_does_not_move_the_window(slow: int) -> None:
+    warming = [130.0 - 3 * step for step in range(slow)]
+    steady = [100.0 + 0.2 * (step % 3) for step in range(30 - slow)]
+    for at in range(2, 30 - slow):
+        assert steady_from(warming + steady[:at] + [150.0] + steady[at + 1 :]) == slow
+
+
+@pytest.mark.parametrize("step", [4, 6, 7, 8, 9])
+def test_small_steps_down_are_no_hiccups(step: int) -> None:
+    """Twice as slow as the noise is wide, and only for a while: found as before."""
+    noise = [0.0, 0.2, 0.4, 0.1, 0.3]
+    assert steady_from([100.0 + noise[at % 5] + (0.8 if at < step else 0.0) for at in range(40)]) == step
+
+
+def test_hiccups_that_come_again_and_again_are_part_of_it() -> None:
+    assert steady_from([150.0 if step % 10 == 7 else 100.0 for step in range(200)]) == 0
+
+
+def test_an_outlier_in_the_window_counts_in_its_figures() -> None:
+    found = reduce(pair(step_ms=[100.0] * 5 + [200.0] + [100.0] * 14), peak_tflops=None)
+    assert (found.steady_from, found.metrics["step_ms"]) == (0, 100.0)
+    assert found.metrics["samples_per_s"] == pytest.approx(8 * 20 / 2.1)
+
+
 # What is read from it
 
 

@@ -107,7 +107,7 @@ def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path,
 
 def test_a_broken_baseline_is_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
     save(tmp_path, record()).write_text("<<<<<<< HEAD\n")
-    with pytest.raises(ValueError, match="cannot be read as a record.*; --save-baseline writes it anew$"):
+    with pytest.raises(ValueError, match=r"cannot be read as a record.*; --save-baseline writes it anew$"):
         row(made(tmp_path), case())
     assert machine.jobs == []
 

@@ -21,14 +21,34 @@ def steady_from(step_ms: Sequence[float]) -> int:
     The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is
     smallest. Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation
     output", Simulation 69(6), 1997.
+
+    It looks past single steps that hiccup: to be rid of one it would cut all that came before. (Batch means, as in
+    MSER-5, do not help: they bring an outlier and the noise down alike.)
     """
+    smooth = _without_hiccups(step_ms)
     best, best_score = 0, math.inf
-    for start in range(max(1, len(step_ms) // 2)):
-        rest = step_ms[start:]
+    for start in range(max(1, len(smooth) // 2)):
+        rest = smooth[start:]
         score = statistics.pvariance(rest) / len(rest)
         if score < best_score:
             best, best_score = start, score
     return best
+
+
+def _without_hiccups(step_ms: Sequence[float]) -> list[float]:
+    """Every step that is far from the median of itself and its two neighbours, replaced by that median.
+
+    A start that gets faster from step to step stays as it is: there each step is that median. So does the very first
+    step; the last one is held against the two before it. Source: the Hampel
+    filter with the 3-sigma edit rule, R. K. Pearson, "Outliers in process modeling and identification", IEEE
+    Transactions on Control Systems Technology 10(1), 2002; sigma is here that of all steps, from their median absolute
+    deviation, because three are too few to tell it.
+    """
+    middle = statistics.median(step_ms)
+    far = 3 * 1.4826 * statistics.median(abs(ms - middle) for ms in step_ms)
+    before, after = [step_ms[0], *step_ms[:-1]], [*step_ms[1:], step_ms[-3:][0]]
+    medians = map(statistics.median, zip(before, step_ms, after, strict=True))
+    return [near if abs(ms - near) > far else ms for ms, near in zip(step_ms, medians, strict=True)]
 
 
 def reduce(
