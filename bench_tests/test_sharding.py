@@ -28,7 +28,7 @@ def test_sharding(
         "bench_tests.training:train_step",
         mesh=mesh,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
-        loss_tolerance=0.03,
+        loss_tolerance=STRATEGIES[strategy].loss_tolerance,
         strategy=strategy,
         precision=amp if STRATEGIES[strategy].amp else full,
         **WORK[profile],

@@ -69,8 +69,9 @@ def test_every_metric_says_its_unit_in_its_name() -> None:
         "FLOP": "flops_per_step",
         "TFLOPS": "tflops_per_device",
     }
+    ratios = ("mfu", "loss_deviation")
     for name, metric in METRICS.items():
-        assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else "mfu"))
+        assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else ratios))
 
 
 def test_a_file_and_a_folder_at_any_depth_are_loaded(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Strategy:
     """``function`` is an import path ``package.module:function``, called with ``options``.
 
-    ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function
-    takes ``micro_batches``.
+    ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
+    ``micro_batches``. ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its
+    fall: two to three times what was seen on 4 H200s in bf16.
     """
 
     function: str
@@ -29,6 +30,7 @@ class Strategy:
     options: Mapping[str, Any] = field(default_factory=dict)
     amp: bool = True
     accumulates: bool = False
+    loss_tolerance: float = 0.01
 
     def resolve(self) -> Callable[..., Trainee]:
         function: Callable[..., Trainee] = resolve_name(self.function)
@@ -41,6 +43,9 @@ DDP_OPTIONS = {
     "static_graph": True,
     "broadcast_buffers": False,
 }
+
+ZERO_TOLERANCE = 0.06
+"""DeepSpeed begins from weights that it has rounded to 16 bits, and reduces gradients in 16 bits."""
 
 ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 200_000_000, "overlap_comm": True}
 
@@ -79,33 +84,33 @@ STRATEGIES = {
     "fsdp2": Strategy(
         function="bench_tests.strategies.fsdp:fsdp2",
         title="AMP + Fully Sharded Data Parallel (torch FSDP2)",
-        options={"reshard_after_forward": True},
+        options={"reshard_after_forward": True, "blocks_per_group": 2},
     ),
     "zero1": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 1 (optimizer state)",
         options={"stage": 1, **ZERO_OPTIONS},
+        loss_tolerance=ZERO_TOLERANCE,
     ),
     "zero2": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 2 (+ gradients)",
         options={"stage": 2, **ZERO_OPTIONS},
+        loss_tolerance=ZERO_TOLERANCE,
     ),
     "zero3": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 3 (+ parameters)",
+        loss_tolerance=2 * ZERO_TOLERANCE,
         options={
             "stage": 3,
             "leaf_blocks": True,
             "overlap_comm": True,
             "reduce_bucket_size": 100_000_000,
             "stage3_prefetch_bucket_size": 100_000_000,
-            # A block is gathered in one message, its biases with it. Small parameters that every rank keeps
-            # would be gathered after each step instead, one message each.
-            "stage3_param_persistence_threshold": 0,
+            "stage3_param_persistence_threshold": 100_000,
             "stage3_max_live_parameters": 1_000_000_000,
-            # Release at once, as FSDP does. Above 0, each release walks through the layers ahead.
-            "stage3_max_reuse_distance": 0,
+            "stage3_max_reuse_distance": 1_000_000_000,
         },
     ),
 }

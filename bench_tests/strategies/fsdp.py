@@ -53,12 +53,19 @@ def fsdp1(
     )
 
 
-def fsdp2(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool) -> Trainee:
-    """Each block gathers the next one's parameters by itself while it runs: asking for more ahead
-    (``set_modules_to_forward_prefetch``) made 4 H200s slower, since the host has to do the asking."""
+def fsdp2(
+    model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_group: int
+) -> Trainee:
+    """``blocks_per_group`` neighbouring blocks are gathered and reduced in one message.
+
+    A group gathers the next one's parameters by itself while it runs: asking for more ahead
+    (``set_modules_to_forward_prefetch``) made 4 H200s slower, since the host has to do the asking.
+    """
     policy = MixedPrecisionPolicy(param_dtype=recipe.dtype, reduce_dtype=torch.float32)
-    for block in model.blocks:
-        fully_shard(block, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    blocks = list(model.blocks)
+    for first in range(0, len(blocks), blocks_per_group):
+        group = blocks[first : first + blocks_per_group]
+        fully_shard(group, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     # What is left, embeddings and head, is the last thing forward and the first thing backward: keep it
     # gathered.
     fully_shard(model, mesh=dp, mp_policy=policy, reshard_after_forward=False)
