@@ -343,3 +343,13 @@ def test_a_change_is_found_by_its_metric() -> None:
 def test_a_change_is_never_rounded_to_nothing(fraction: float, words: str) -> None:
     change = Change(metric="step_ms", before=1.0, now=1.0, change=fraction, sees=0.01, outcome="regression")
     assert describe(change) == f"step time {words} (sees ≥ 1.0%)"
+
+
+def test_another_machine_of_the_kind_may_be_a_little_slower_and_launches_cannot_show_it() -> None:
+    """The same 2 % are a regression on one machine and could be the machine itself on another."""
+    before, now = steps(*[100.0] * 5), steps(*[102.0] * 5)
+    here = judge(now, before)
+    there = judge(now, before, suspects=[("machine", "aaaaaaaa", "bbbbbbbb")])
+    assert (here.outcome, there.outcome) == ("regression", "ok")
+    step = there.change("step_ms")
+    assert step is not None and 0.02 < step.sees < 0.03

@@ -78,6 +78,15 @@ class Session:
             )
         return self._runner
 
+    def keep(self, record: Record) -> None:
+        """Store a record at once: a run that is killed later must not take it along."""
+        if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
+            self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+        if self.settings.results is not None:
+            self.settings.results.mkdir(parents=True, exist_ok=True)
+            path = self.settings.results / f"{record.case.slug}.json"
+            path.write_text(dump(record.to_json()), encoding="utf-8")
+
     def header(self) -> str:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -275,9 +284,10 @@ def bench(
             )
         except ValueError as error:
             pytest.fail(str(error), pytrace=False)
-        session.rows.append(row)
         record = row.record
         assert record is not None
+        session.rows.append(row)
+        session.keep(record)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name, value in record.launches[0].metrics.items():
             request.node.user_properties.append((name, f"{value:.6g}"))
@@ -293,18 +303,7 @@ def bench(
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
-    if ours is None:
-        return
-    records = [row.record for row in ours.rows if row.record is not None]
-    if ours.settings.save_baseline:
-        keep = {record.case.id: record for record in records if record.outcome in baseline.KEPT_OUTCOMES}
-        ours.saves = baseline.merge(ours.settings.baseline_dir, keep)
-    if ours.settings.results is not None:
-        ours.settings.results.mkdir(parents=True, exist_ok=True)
-        for record in records:
-            path = ours.settings.results / f"{record.case.slug}.json"
-            path.write_text(dump(record.to_json()), encoding="utf-8")
-    if ours.settings.report_md is not None and ours.rows:
+    if ours is not None and ours.settings.report_md is not None and ours.rows:
         with ours.settings.report_md.open("a", encoding="utf-8") as file:
             file.write(markdown.report(ours.rows, ours.header()))
 

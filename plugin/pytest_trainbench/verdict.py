@@ -34,6 +34,10 @@ PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
 """Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this
 many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
+MACHINE_NOISE = 0.005
+"""Relative standard deviation of one machine among others of its kind, which no number of launches on it shows: added
+to a comparison between two machines (a BERT step on three H200 machines: 28.7, 28.7 and 28.9 ms)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -111,7 +115,8 @@ def judge(
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
-    changes = tuple(_compare(name, baseline.values(name), record.values(name)) for name in judged)
+    moved = any(name == "machine" for name, _, _ in suspects)
+    changes = tuple(_compare(name, baseline.values(name), record.values(name), moved=moved) for name in judged)
     for outcome in ("incomparable", "regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(map(describe, found))
@@ -151,13 +156,13 @@ def fact(value: object) -> str:
     return "not known" if value is None else str(value)
 
 
-def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
+def _compare(name: str, before: Sequence[float], now: Sequence[float], *, moved: bool = False) -> Change:
     metric = METRICS[name]
     middle: Callable[[Sequence[float]], float] = statistics.median
     match metric.gate:
         case Statistical(floor=floor, tolerance=tolerance):
             middle = statistics.geometric_mean
-            sees = max(floor, math.expm1(_half_width(before, now)))
+            sees = max(floor, math.expm1(_half_width(before, now, moved=moved)))
             outcome = "noisy" if sees > tolerance else "ok"
         case Relative(limit=limit):
             sees, outcome = limit, "ok"
@@ -175,13 +180,13 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change
     return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
 
 
-def _half_width(before: Sequence[float], now: Sequence[float]) -> float:
+def _half_width(before: Sequence[float], now: Sequence[float], *, moved: bool = False) -> float:
     """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
-    launches, with the prior's launches added to both."""
+    launches, with the prior's launches added to both and, where the case ``moved``, the variance of two machines."""
     from scipy.stats import t
 
     before, now = [math.log(value) for value in before], [math.log(value) for value in now]
     freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
     squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(statistics.pvariance(side) * len(side) for side in (before, now))
-    error = math.sqrt(squares / freedom * (1 / len(before) + 1 / len(now)))
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    variance = squares / freedom * (1 / len(before) + 1 / len(now)) + moved * 2 * MACHINE_NOISE**2
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance)
