@@ -113,7 +113,9 @@ def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
     monkeypatch.setenv("CI", ci)
     result = pytest_run(project, "--launches", "1")
     assert result.ret == code
-    result.stdout.fnmatch_lines(["*no-baseline: mine: there is no baseline for this case on this hardware"])
+    result.stdout.fnmatch_lines(
+        ["*no-baseline: mine: there is no baseline for this case on this hardware; --save-baseline stores one"]
+    )
 
 
 def test_an_edited_baseline_is_refused_in_one_sentence(project: pytest.Pytester) -> None:

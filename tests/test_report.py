@@ -83,7 +83,7 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
         sharding[wide-dp8]                                                                                      skipped
         sharding[bad-dp4]                    100.00                                        2                    crash
 
-        no-baseline: 2 rows: there is no baseline for this case on this hardware
+        no-baseline: 2 rows: there is no baseline for this case on this hardware; --save-baseline stores one
         oom: sharding[big-dp4]: rank 0 failed while building the step: no room
         skipped: sharding[wide-dp8]: needs 8 devices, has 4
         """)  # noqa: E501
@@ -247,7 +247,7 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         </details>
 
-        - no-baseline: 2 rows: there is no baseline for this case on this hardware
+        - no-baseline: 2 rows: there is no baseline for this case on this hardware; --save-baseline stores one
         """)  # noqa: E501
         + "\n"
     )

@@ -255,7 +255,9 @@ def test_a_time_that_is_not_one_does_not_pass() -> None:
 
 def test_no_baseline() -> None:
     assert judge(QUIET, None, suspects=SUSPECTS) == Verdict(
-        outcome="no-baseline", reason="there is no baseline for this case on this hardware", compared=False
+        outcome="no-baseline",
+        reason="there is no baseline for this case on this hardware; --save-baseline stores one",
+        compared=False,
     )
 
 

@@ -28,6 +28,11 @@ def path_of(folder: Path, hardware: str, case: Case) -> Path:
     return folder / hardware / f"{case.slug}.json"
 
 
+def from_here(path: Path) -> Path:
+    """``path`` as a person in the current folder would type it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def load(folder: Path, hardware: str, case: Case) -> Record | None:
     """The baseline of ``case``, or ``None``.
 
@@ -82,4 +87,4 @@ def _save(folder: Path, record: Record, text: str) -> Saved:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return Saved(path=path, record=record, replaced=replaced)
+    return Saved(path=from_here(path), record=record, replaced=replaced)

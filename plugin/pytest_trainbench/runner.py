@@ -104,7 +104,7 @@ class Runner:
             verdict=verdict,
             record=record,
             baseline=stored,
-            baseline_path=_from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
+            baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
             by_hand=_by_hand(case, job),
             detail=detail,
@@ -189,10 +189,6 @@ class Runner:
 def _losses(reference: Ended) -> list[float]:
     """Losses of a reference launch (one rank)."""
     return [loss for loss in reference.traces[0].losses if loss is not None]
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _by_hand(case: Case, job: Path) -> str:

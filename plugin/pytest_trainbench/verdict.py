@@ -96,7 +96,7 @@ def judge(
     if baseline is None:
         if record.outcome == "oom":
             return Verdict(outcome="oom", reason=record.reason, compared=False)
-        reason = "there is no baseline for this case on this hardware"
+        reason = "there is no baseline for this case on this hardware; --save-baseline stores one"
         return Verdict(outcome="no-baseline", reason=reason, compared=False)
     if must_match:
         what = "; ".join(f"{name} was {fact(before)}, is {fact(now)}" for name, before, now in must_match)
