@@ -38,7 +38,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     # DeepSpeed picks its accelerator when it is imported, which the ranks' fork server does before they are told.
-    if not session.config.option.collectonly and device_kind(session.config) == "cpu":
+    cases = any("bench" in getattr(item, "fixturenames", ()) for item in session.items)
+    if cases and not session.config.option.collectonly and device_kind(session.config) == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 

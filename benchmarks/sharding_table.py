@@ -2,7 +2,8 @@
 
     python benchmarks/sharding_table.py baselines/h200-sxm-141gb
 
-Medians over launches. Published figures: specification §2 (4 × V100-32GB class, samples/s ± standard deviation, MiB).
+Medians over launches. The published figures are of a public comparison of the same model and libraries on 4 GPUs of the
+V100-32GB class (samples/s ± standard deviation, MiB); they are shown, never used to judge.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +62,8 @@ def _end(fault: str) -> None:
         "kill": lambda: os.kill(os.getpid(), 9),
         "hang": lambda: time.sleep(1000),
         "oom": lambda: torch.ones(10**10),
+        "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),
+        "child": _leave_a_child,
     }
     if fault in ways:
         ways[fault]()
@@ -67,3 +71,15 @@ def _end(fault: str) -> None:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _leave_a_child() -> None:
+    """A process that outlives its rank, as a careless data loader would; its pid goes beside the rank's files."""
+    child = subprocess.Popen(["sleep", "1000"])
+    (_folder() / "child").write_text(str(child.pid))
+
+
+def _folder() -> Path:
+    """Of this rank's job: where its log is, up to the job's own folder."""
+    log = Path("/proc/self/fd/2").readlink()
+    return next(folder for folder in log.parents if (folder / "job.json").exists())

@@ -88,6 +88,22 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
     assert not alive(tmp_path)
 
 
+def test_an_error_of_its_own_that_reads_like_a_lost_peer_is_still_the_culprits(tmp_path: Path) -> None:
+    """A download that is refused on one rank, say, while the others wait for it."""
+    ended = run(tmp_path, fault="refused")
+    assert ended.reason == "rank 1 failed while building the step: ConnectionRefusedError: Connection refused"
+    assert "steps.py" in ended.detail
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    assert run(tmp_path, fault="child").outcome == "ok"
+    child = int((tmp_path / "job" / "child").read_text())
+    until = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="raise")
     assert "raise error" in ended.detail and "RuntimeError: planted" in ended.detail

@@ -155,6 +155,27 @@ def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
 
 
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_where_nothing_could_be_measured_ci_is_red(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    project.makepyfile(
+        test_it="import pytest\n\n@pytest.mark.mesh(dp=8)\ndef test_mine(bench, mesh):\n    raise AssertionError\n"
+    )
+    result = pytest_run(project)
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])
+
+
+@pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
+def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str) -> None:
+    project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")
+    result = pytest_run(project)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*@pytest.mark.mesh(dp=2, tp=2)" if "=" not in mark else "*dpp*"])
+
+
 def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--hw", "gaudi2")
     assert result.ret == 4

@@ -203,10 +203,21 @@ def test_of_many_suspects_the_first_are_shown(count: int, shown: int, last: str)
         (measured(90.0), measured(100.0), "100.00 → 90.00 ms a step (10.0% faster)"),
         (measured(1250.0), measured(1000.0), "1,000.00 → 1,250.00 ms a step (25.0% slower)"),
         (measured(90.0), record(failed("oom")), "90.00 ms a step, was oom"),
-        (record(failed("oom")), measured(90.0), "oom"),
+        (record(failed("oom")), measured(90.0), "oom, was 90.00 ms a step"),
+        (record(failed("oom")), record(failed("oom")), "oom, was oom"),
+        (record(failed("oom")), None, "oom, new"),
         (steps(100.0, 104.0), steps(100.0, 100.0, 200.0), "100.00 → 102.00 ms a step (2.0% slower)"),
     ],
-    ids=["new", "faster", "slower", "fits now", "out of memory", "median of the launches"],
+    ids=[
+        "new",
+        "faster",
+        "slower",
+        "fits now",
+        "no longer fits",
+        "still does not",
+        "never did",
+        "median of the launches",
+    ],
 )
 def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, words: str) -> None:
     save = Saved(path=Path("baselines/h200-sxm/x.json"), record=now, replaced=replaced)

@@ -164,3 +164,13 @@ def test_how_to_accept_is_said_where_saving_would_help(
     machine.ended = ended
     found = row(made(tmp_path), case())
     assert (found.verdict.outcome, found.accept) == (outcome, "pytest --save-baseline" if offered else "")
+
+
+def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_saved(
+    tmp_path: Path, machine: Machine
+) -> None:
+    """Otherwise every row of a small card would be a green "oom" without having run."""
+    machine.ended = FAILURES["oom"]
+    found = row(made(tmp_path, save_baseline="true"), case(), Reference(params={}, loss_tolerance=0.1))
+    assert (found.verdict.outcome, found.verdict.reason) == ("invalid", "the unsharded reference failed: because")
+    assert found.verdict.fails(strict=False) and len(machine.jobs) == 1

@@ -36,8 +36,8 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "memory_cap": ("32GB", 32.0),
     "launch_timeout": ("90.5", 90.5),
     "run_timeout": ("3600", 3600.0),
-    "results": ("/tmp/results", Path("/tmp/results")),
-    "report_md": ("report.md", Path("report.md")),
+    "results": ("/results", Path("/results")),
+    "report_md": ("/report.md", Path("/report.md")),
 }
 """Of each option a text and what it means."""
 
@@ -101,9 +101,9 @@ def test_a_folder_of_baselines_is_seen_from_where_it_was_named(tmp_path: Path, m
     assert settings({}, {"TRAINBENCH_BASELINE_DIR": ""}, INI).baseline_dir == ROOT / "../ini"
 
 
-def test_other_paths_stay_as_they_were_given() -> None:
+def test_other_paths_are_seen_from_where_they_were_named_too() -> None:
     assert settings({"results": "out"}, {}, {"report_md": "report.md"}) == dataclasses.replace(
-        DEFAULTS, results=Path("out"), report_md=Path("report.md")
+        DEFAULTS, results=Path.cwd() / "out", report_md=ROOT / "report.md"
     )
 
 

@@ -11,11 +11,12 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ class Ended:
     """How a launch ended: with the traces of all ranks in rank order, or with the outcome and reason of its failure.
 
     ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
-    of its log.
+    of its log. ``by_hand`` is the command that starts the same ranks again.
     """
 
     traces: tuple[Trace, ...] = ()
     outcome: str = "ok"
     reason: str | None = None
     detail: str = ""
+    by_hand: str = ""
 
 
 def start_fork_server(modules: str) -> None:
@@ -60,7 +62,7 @@ def start_fork_server(modules: str) -> None:
 def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
     """Run ``job`` to its end. ``progress`` is told, from another thread, what rank 0 is doing.
 
-    Raises only ``KeyboardInterrupt`` (or dies by the signal that this process was sent), after the ranks are gone.
+    Whatever it raises (``KeyboardInterrupt`` at Ctrl-C; a signal sent to this process is sent on), the ranks are gone.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -85,19 +87,21 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
-    with _signals_kept(), _quiet_agent(), _watched(job, progress):
-        try:
+    try:
+        with _signals_kept(), _quiet_agent(), _watched(job, progress):
             elastic_launch(config, worker.main)(str(path))
-        except ChildFailedError as error:
-            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        except SignalException as error:
-            stopped_by = int(error.sigval)
-    _kill_ranks(job.folder)
+    except ChildFailedError as error:
+        exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    except SignalException as error:
+        stopped_by = int(error.sigval)
+    finally:
+        _kill_ranks(job.folder)
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
-    return _collect(job, exit_codes)
+    torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__, str(path)]
+    return replace(_collect(job, exit_codes), by_hand=shlex.join(torchrun))
 
 
 def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
@@ -114,7 +118,8 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
     told = {failure.rank for failure in failures} | set(hung)
     silent = [rank for rank in ranks if rank not in told and not _size(traces[rank])]
-    if failures and not (silent and failures[0].lost_peer):
+    vanished = [rank for rank in silent if rank in exit_codes]  # the agent stopped the other silent ones itself
+    if failures and not (vanished and failures[0].lost_peer):
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
         if first.kind == "timeout":
@@ -128,8 +133,7 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
             reason=f"rank {', '.join(map(str, hung))} did not finish within {job.limit_s:g} s",
             detail=_sections(job, hung[0], stacks),
         )
-    # The agent names one failed rank; the other silent ones it stopped itself.
-    died = next((rank for rank in silent if rank in exit_codes), silent[0])
+    died = (vanished or silent)[0]
     code = exit_codes.get(died)
     how = "ended without a word"
     if code is not None:
@@ -168,13 +172,11 @@ def _phase(folder: Path, rank: int) -> str:
 
 
 def _kill_ranks(folder: Path) -> None:
-    """The last word: whatever the agent could not stop."""
+    """The last word: whatever the agent could not stop, and whatever a rank had started."""
     for path in folder.glob("pid-*"):
-        pid = int(path.read_text() or 0)
-        # A pid is reused only after its process was reaped; the command line tells ours from a stranger's.
-        with contextlib.suppress(OSError):
-            if pid and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
+        # Each rank leads a process group of its own.
+        with contextlib.suppress(OSError, ValueError):
+            os.killpg(int(path.read_text()), signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -191,11 +193,11 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
                 shown = phase
                 progress(phase)
             if time.monotonic() > deadline:
-                (job.folder / "hang-0.txt").write_text(
-                    "the ranks were killed from outside: they did not stop themselves\n"
-                )
+                for rank in range(job.case.mesh.world_size):
+                    stacks = job.folder / f"hang-{rank}.txt"
+                    if not _size(stacks) and not _size(job.folder / f"trace-{rank}.json"):
+                        stacks.write_text("killed from outside: it did not stop by itself\n")
                 _kill_ranks(job.folder)
-                return
 
     thread = threading.Thread(target=watch, name="trainbench-watch", daemon=True)
     thread.start()

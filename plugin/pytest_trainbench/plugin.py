@@ -1,4 +1,4 @@
-"""The pytest side: options, fixtures, hooks. The only file here that imports pytest."""
+"""The pytest side: options, fixtures, hooks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from pytest_trainbench.detect import find
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import Record, dump
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row
@@ -43,6 +45,8 @@ class Session:
         self.rows: list[Row] = []
         self.saves: list[baseline.Saved] = []
         self.hidden = ""
+        self.environ = dict(os.environ)
+        """What the fork server, and so every rank, got: later changes do not reach them."""
         self._hardware: Hardware | None = None
         self._runner: Runner | None = None
 
@@ -60,8 +64,9 @@ class Session:
     @property
     def available(self) -> int:
         """Ranks that can be started."""
-        count = CPU_RANKS if self.hardware.kind == "cpu" else self.hardware.count
-        return count if self.settings.devices is None else min(count, self.settings.devices)
+        if self.hardware.kind == "cpu":
+            return self.settings.devices or CPU_RANKS
+        return min(self.hardware.count, self.settings.devices or self.hardware.count)
 
     def runner(self, folder: Callable[[str], Path]) -> Runner:
         if self._runner is None:
@@ -71,7 +76,7 @@ class Session:
             self._runner = Runner(
                 settings=self.settings,
                 hardware=self.hardware,
-                environment=capture(self.hardware, self.config.rootpath),
+                environment=capture(self.hardware, self.config.rootpath, environ=self.environ),
                 folder=folder("trainbench"),
                 import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
                 progress=self._progress,
@@ -95,7 +100,7 @@ class Session:
             with contextlib.suppress(PackageNotFoundError):
                 versions.append(f"{package} {version(package)}")
         stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
-        where = _relative(self.settings.baseline_dir / self.hardware.id, self.config.rootpath)
+        where = baseline.from_here(self.settings.baseline_dir / self.hardware.id)
         unknown = (
             "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
         )
@@ -142,10 +147,9 @@ def device_kind(config: pytest.Config) -> str:
     device, so that a laptop can list what an A100 would run."""
     session = config.stash[SESSION]
     if config.option.collectonly and session.settings.hw != "auto":
-        try:
+        # A name that the table does not have may still be that of a device which is here.
+        with contextlib.suppress(HardwareNotFound):
             return kind_of(session.settings.hw)
-        except HardwareNotFound as error:
-            raise pytest.UsageError(str(error)) from None
     return session.hardware.kind
 
 
@@ -187,6 +191,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _ = ours.hardware
     from pytest_trainbench.launch import start_fork_server
 
+    ours.environ = dict(os.environ)
     start_fork_server(ours.settings.preload)
 
 
@@ -212,12 +217,17 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
     """
     session = request.config.stash[SESSION]
     marker = request.node.get_closest_marker("mesh")
-    default = 2 if session.hardware.kind == "cpu" else session.available
-    wanted = getattr(request, "param", None) or (marker.kwargs if marker else default)
+    wanted = 2 if session.hardware.kind == "cpu" else session.available
+    if hasattr(request, "param"):
+        wanted = request.param
+    elif marker is not None:
+        wanted = marker.kwargs
     try:
+        if marker is not None and (marker.args or not marker.kwargs):
+            raise ValueError("the mesh marker takes degrees by name: @pytest.mark.mesh(dp=2, tp=2)")
         shape = MeshShape.of(wanted)
     except (TypeError, ValueError) as error:
-        raise pytest.UsageError(f"{request.node.nodeid}: {error}") from None
+        pytest.fail(str(error), pytrace=False)
     if shape.world_size > session.available:
         reason = f"needs {shape.world_size} devices, has {session.available}"
         session.rows.append(Row(label=_label(request.node), verdict=Verdict(outcome="skipped", reason=reason)))
@@ -283,14 +293,17 @@ def bench(
                 accept=_accept(request.node),
             )
         except ValueError as error:
+            verdict = Verdict(outcome="invalid", reason=str(error))
+            session.rows.append(Row(label=_label(request.node), verdict=verdict))
             pytest.fail(str(error), pytrace=False)
         record = row.record
         assert record is not None
         session.rows.append(row)
         session.keep(record)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
-        for name, value in record.launches[0].metrics.items():
-            request.node.user_properties.append((name, f"{value:.6g}"))
+        for name in METRICS:
+            if values := record.values(name):
+                request.node.user_properties.append((name, f"{median(values):.6g}"))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
         if row.verdict.fails(strict=session.settings.strict):
@@ -303,7 +316,12 @@ def bench(
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
-    if ours is not None and ours.settings.report_md is not None and ours.rows:
+    if ours is None or not ours.rows:
+        return
+    if ours.settings.strict and session.exitstatus == 0 and _all_skipped(ours.rows):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
+    if ours.settings.report_md is not None:
+        ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
         with ours.settings.report_md.open("a", encoding="utf-8") as file:
             file.write(markdown.report(ours.rows, ours.header()))
 
@@ -312,16 +330,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ours = terminalreporter.config.stash.get(SESSION, None)
     if ours is None or not ours.rows:
         return
-    terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", yellow=_worst(ours.rows) != "passes")
+    how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
+    terminalreporter.section(
+        f"trainbench: {terminal.counts(ours.rows)}", red="fails" in how, yellow="fails" not in how and how != {"passes"}
+    )
     terminalreporter.write_line(terminal.summary(ours.rows))
+    if ours.settings.strict and _all_skipped(ours.rows):
+        terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
     if ours.saves:
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.saved(ours.saves))
 
 
-def _worst(rows: list[Row]) -> str:
-    found = {OUTCOMES[row.verdict.outcome] for row in rows}
-    return next((how for how in ("fails", "warns", "skips") if how in found), "passes")
+def _all_skipped(rows: list[Row]) -> bool:
+    return all(row.verdict.outcome == "skipped" for row in rows)
 
 
 def _is_case(item: pytest.Item) -> bool:
@@ -338,7 +360,3 @@ def _accept(item: pytest.Item) -> str:
     paths = [str(path) for path in config.known_args_namespace.file_or_dir]
     options = [arg for arg in config.invocation_params.args if str(arg) not in paths and arg != "--save-baseline"]
     return shlex.join(["pytest", item.nodeid, *map(str, options), "--save-baseline"])
-
-
-def _relative(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_trainbench.case import Case
 
 SCHEMA = 1
-"""Version of the stored format; raised together with a migration in :mod:`pytest_trainbench.baseline`."""
+"""Version of the stored format. A release that raises it also reads the version before."""
 
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
@@ -107,7 +107,7 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """Worst outcome of the launches: the first one that is not ``ok``."""
+        """The first outcome among the launches that is not ``ok``: none is started after it."""
         return next((launch.outcome for launch in self.launches if launch.outcome != "ok"), "ok")
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -87,7 +86,7 @@ class Runner:
                 f"{case.builder} and {self._builders[case.id]} would share the baseline of {case.id}: rename one"
             )
         stored = self._stored(case)
-        record, detail, job = self._measure(case, label=label, plan=plan, reference=reference)
+        record, ended = self._measure(case, label=label, plan=plan, reference=reference)
         then = self.environment if stored is None else Environment.from_json(stored.environment)
         verdict = judge(
             record,
@@ -106,8 +105,8 @@ class Runner:
             baseline=stored,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
-            by_hand=_by_hand(case, job),
-            detail=detail,
+            by_hand=ended.by_hand,
+            detail=ended.detail,
         )
 
     def _stored(self, case: Case) -> Record | None:
@@ -118,16 +117,17 @@ class Runner:
                 return None
             raise
 
-    def _measure(self, case: Case, *, label: str, plan: Plan, reference: Reference | None) -> tuple[Record, str, Path]:
+    def _measure(self, case: Case, *, label: str, plan: Plan, reference: Reference | None) -> tuple[Record, Ended]:
+        """The record, and how the last launch ended."""
         launches: list[Launch] = []
-        truth = self._truth(case, reference, label) if reference else Ended()
-        detail, job = truth.detail, self._last_job
+        ended = truth = self._truth(case, reference, label) if reference else Ended()
         if truth.outcome != "ok":
-            launches.append(Launch(outcome=truth.outcome, reason=f"the unsharded reference failed: {truth.reason}"))
+            # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
+            outcome = "invalid" if truth.outcome == "oom" else truth.outcome
+            launches.append(Launch(outcome=outcome, reason=f"the unsharded reference failed: {truth.reason}"))
         while len(launches) < self.settings.launches and all(one.outcome == "ok" for one in launches):
             name = f"{label} launch {len(launches) + 1}/{self.settings.launches}"
             ended = self._launch(name, case=case, plan=plan)
-            detail, job = ended.detail, self._last_job
             launches.append(
                 reduce(
                     ended.traces,
@@ -147,7 +147,7 @@ class Runner:
             environment=self.environment.to_json(),
             plugin_version=version("pytest-trainbench"),
         )
-        return record, detail, job
+        return record, ended
 
     def _truth(self, case: Case, reference: Reference, label: str) -> Ended:
         """The reference's launch; once a session for all cases that share it."""
@@ -181,23 +181,7 @@ class Runner:
                 progress=tell,
             )
 
-    @property
-    def _last_job(self) -> Path:
-        return self.folder / f"{self._jobs:03d}" / "job.json"
-
 
 def _losses(reference: Ended) -> list[float]:
     """Losses of a reference launch (one rank)."""
     return [loss for loss in reference.traces[0].losses if loss is not None]
-
-
-def _by_hand(case: Case, job: Path) -> str:
-    words = [
-        "torchrun",
-        "--nproc-per-node",
-        str(case.mesh.world_size),
-        "-m",
-        "pytest_trainbench.worker",
-        str(job),
-    ]
-    return shlex.join(words)

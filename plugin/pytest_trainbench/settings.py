@@ -152,7 +152,7 @@ def read(
             values[name] = option.parse(str(given)) if given is not None else option.default
         except ValueError as error:
             raise ValueError(f"{source}={given} cannot be used: {error}") from None
-        if name == "baseline_dir":
+        if isinstance(values[name], Path):
             # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
             values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
     strict = environment.get("CI", "").lower() not in ("", "0", "false")

@@ -111,6 +111,8 @@ def judge(
         reason = "fits in memory where the baseline did not"
         return Verdict(outcome="improvement", reason=reason, suspects=listed)
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
+    if "step_ms" not in judged:
+        return Verdict(outcome="incomparable", reason="the baseline has no step_ms", suspects=listed)
     if lost := [name for name in judged if not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)

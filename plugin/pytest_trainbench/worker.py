@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -146,7 +146,7 @@ def main(job_path: str) -> None:
                 at=time.time(),
                 traceback=text,
             )
-            (job.folder / f"failure-{rank}.json").write_text(json.dumps(asdict(failure)))
+            _write(job.folder / f"failure-{rank}.json", asdict(failure))
             if failure.lost_peer:
                 # The agent reports the first rank that it sees gone: let that be the culprit.
                 time.sleep(1)
@@ -155,6 +155,13 @@ def main(job_path: str) -> None:
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    """All of it or nothing: the rank may be stopped at any moment."""
+    whole = path.with_suffix(".part")
+    whole.write_text(json.dumps(data), encoding="utf-8")
+    whole.replace(path)
 
 
 def failure_kind(error: BaseException) -> str:
@@ -223,8 +230,7 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )
-    # Written before the process group goes: taking libraries apart can fail, and the measurement is done.
-    (job.folder / f"trace-{rank}.json").write_text(json.dumps(trace.to_json()))
+    _write(job.folder / f"trace-{rank}.json", trace.to_json())
     dist.barrier()
     dist.destroy_process_group()
 
@@ -278,10 +284,11 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
+    os.setpgid(0, 0)  # so that what this rank starts can be ended with it
 
     def watch() -> None:
         wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 

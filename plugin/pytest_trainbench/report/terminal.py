@@ -76,7 +76,11 @@ def saved(saves: Sequence[Saved]) -> str:
 
 def _replaced(save: Saved) -> str:
     if save.record.outcome != "ok":
-        return save.record.outcome
+        old = save.replaced
+        was = "new" if old is None else f"was {old.outcome}"
+        if old is not None and old.outcome == "ok":
+            was = f"was {median(old.values('step_ms')):,.2f} ms a step"
+        return f"{save.record.outcome}, {was}"
     now = median(save.record.values("step_ms"))
     if save.replaced is None:
         return f"{now:,.2f} ms a step, new"
