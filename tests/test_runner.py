@@ -174,3 +174,13 @@ def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_
     found = row(made(tmp_path, save_baseline="true"), case(), Reference(params={}, loss_tolerance=0.1))
     assert (found.verdict.outcome, found.verdict.reason) == ("invalid", "the unsharded reference failed: because")
     assert found.verdict.fails(strict=False) and len(machine.jobs) == 1
+
+
+def test_two_tests_of_one_case_are_refused_and_one_test_may_run_again(tmp_path: Path, machine: Machine) -> None:
+    of = made(tmp_path)
+    row(of, case())
+    assert row(of, case()).verdict.outcome == "no-baseline"
+    started = len(machine.jobs)
+    with pytest.raises(ValueError, match=r"^other and mine are one case, .* @ dp2: they would share a baseline$"):
+        of.row(case(), label="other", plan=Plan(), reference=None, accept="")
+    assert len(machine.jobs) == started

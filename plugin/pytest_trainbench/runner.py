@@ -72,6 +72,7 @@ class Runner:
         self.progress = progress
         self._references: dict[tuple[str, str], Ended] = {}
         self._builders: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
@@ -79,8 +80,12 @@ class Runner:
         """Measure and judge one case.
 
         Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
-        second builder of the same name and parameters: the two would share a baseline.
+        second builder, or a second test, with the same name and parameters: the two would share a baseline.
         """
+        if self._labels.setdefault(case.id, label) != label:
+            raise ValueError(
+                f"{label} and {self._labels[case.id]} are one case, {case.id}: they would share a baseline"
+            )
         if self._builders.setdefault(case.id, case.builder) != case.builder:
             raise ValueError(
                 f"{case.builder} and {self._builders[case.id]} would share the baseline of {case.id}: rename one"
