@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.plugin import device_kind
+from pytest_trainbench.plugin import device_kind, is_case
 
 PROFILES = ("smoke", "seed")
 """smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
@@ -38,8 +38,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     # DeepSpeed picks its accelerator when it is imported, which the ranks' fork server does before they are told.
-    cases = any("bench" in getattr(item, "fixturenames", ()) for item in session.items)
-    if cases and not session.config.option.collectonly and device_kind(session.config) == "cpu":
+    if session.config.option.collectonly or not any(map(is_case, session.items)):
+        return
+    if device_kind(session.config) == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 

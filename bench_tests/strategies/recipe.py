@@ -105,7 +105,6 @@ def step(
     *,
     scaler: torch.amp.GradScaler,
     autocast: AbstractContextManager[object] | None = None,
-    before_update: Callable[[], None] = lambda: None,
     zero_grad: Callable[[], None] | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """A :attr:`Trainee.run`: forward, backward, update; gradients go before the next forward needs memory."""
@@ -116,7 +115,6 @@ def step(
         with autocast:
             loss = loss_of(tokens)
         torch.autograd.backward(scaler.scale(loss))
-        before_update()
         scaler.step(optimizer)
         scaler.update()
         zero_grad()

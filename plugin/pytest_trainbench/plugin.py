@@ -173,10 +173,10 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[SESSION] = session = Session(config, options)
+    config.stash[SESSION] = Session(config, options)
     if options.hw != "auto":
         # Asked for by name, so said at once whether it is there; "auto" is looked at when a case needs it.
-        device_kind(config) if config.option.collectonly else session.hardware
+        device_kind(config)
     if config.pluginmanager.hasplugin("benchmark"):
         from pytest_trainbench import benchmark_bridge
 
@@ -186,7 +186,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
-    if session.config.option.collectonly or not any(_is_case(item) for item in session.items):
+    if session.config.option.collectonly or not any(is_case(item) for item in session.items):
         return
     _ = ours.hardware
     from pytest_trainbench.launch import start_fork_server
@@ -196,7 +196,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    if config.option.collectonly or not any(map(_is_case, items)):
+    if config.option.collectonly or not any(map(is_case, items)):
         return []
     session = config.stash[SESSION]
     return [f"trainbench: {line}" for line in (session.header(), session.hidden) if line]
@@ -346,7 +346,8 @@ def _all_skipped(rows: list[Row]) -> bool:
     return all(row.verdict.outcome == "skipped" for row in rows)
 
 
-def _is_case(item: pytest.Item) -> bool:
+def is_case(item: pytest.Item) -> bool:
+    """Whether a test measures something: it asks for ``bench``."""
     return "bench" in getattr(item, "fixturenames", ())
 
 
