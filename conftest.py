@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.measure import Plan
 from pytest_trainbench.plugin import device_kind, is_case
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pytest_trainbench.record import Record
 
 PROFILES = ("smoke", "seed")
 """smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
@@ -44,9 +52,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 
+def pytest_trainbench_tables(records: Sequence[Record]) -> Mapping[str, pd.DataFrame]:
+    from bench_tests.tables import tables
+
+    return tables(records)
+
+
 @pytest.fixture
 def profile(request: pytest.FixtureRequest) -> str:
     return _profile(request.config)
+
+
+@pytest.fixture
+def plan(profile: str) -> Plan | None:
+    """How long to measure: smoke tests show that the code runs, not how fast."""
+    return Plan(warmup=5, window_s=0.3, min_steps=12) if profile == "smoke" else None
 
 
 @pytest.fixture

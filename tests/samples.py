@@ -29,9 +29,12 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
         "flops_counted": 2e12,
         "dtype": "bf16",
         "replicated": True,
+        "trains": True,
         "digest_before": "before",
         "digest_after": "after",
         "memory": {"peak_allocated_bytes": 700 * MIB, "process_bytes": 900 * MIB},
+        "parts": {},
+        "figures": {},
         "phases_s": {"building": 1.5, "timing": 0.4},
     }
     return Trace(**{**sample, **replaced})

@@ -23,6 +23,7 @@ LADDER = (
     "metrics",
     "reduce",
     "flops",
+    "parts",
     "measure",
     "baseline",
     "detect",
@@ -41,6 +42,7 @@ LADDER = (
     "preload",
     "runner",
     # What users import, and pytest.
+    "hooks",
     "__init__",
     "benchmark_bridge",
     "plugin",

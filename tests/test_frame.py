@@ -69,7 +69,7 @@ def test_every_metric_says_its_unit_in_its_name() -> None:
         "FLOP": "flops_per_step",
         "TFLOPS": "tflops_per_device",
     }
-    ratios = ("mfu", "loss_deviation")
+    ratios = ("mfu", "loss_deviation", "kernels")
     for name, metric in METRICS.items():
         assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else ratios))
 

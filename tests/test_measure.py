@@ -67,7 +67,7 @@ def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tu
 
 def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one() -> None:
     timing, phases = run(training())
-    assert phases == ["counting FLOPs", "warming up", "timing 10 steps"]
+    assert phases == ["counting FLOPs", "warming up", "timing 10 steps", "profiling"]
     assert len(timing.step_ms) == 10
     assert all(0 < ms < 1000 for ms in timing.step_ms)
     assert timing.losses == measure.losses(training(), QUICK.warmup + 10)
@@ -75,6 +75,7 @@ def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one()
     assert timing.flops_counted == training().flops
     assert set(timing.memory) == {"process_bytes"}
     assert timing.memory["process_bytes"] > 10 * 2**20
+    assert timing.parts == {}, "on a CPU the device is the host"
 
 
 def test_flops_are_not_counted_where_the_counter_would_be_wrong() -> None:
@@ -118,6 +119,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
         *["counting FLOPs", "run", "warming up", *["run"] * (warmup - 4)],
         *["synchronize", "run", "run", "run", "synchronize", "slowest 0.030"],
         *["timing 4 steps", "slowest 0.000", "mark", *["run", "mark"] * 4, "synchronize", *["elapsed"] * 4],
+            "profiling",
     ]
 
 

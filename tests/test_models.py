@@ -31,18 +31,18 @@ def test_parameter_count_is_the_published_one(name, parameters):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_blocks_are_the_layers(name):
-    assert len(find_model(name).build("meta").blocks) == MODELS[name].layers
+    assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "gpt-1.3b", "bert-base"])
 def test_flops_by_formula_are_those_that_torch_counts(name):
     model = find_model(name).build("meta")
-    samples, sequence = 2, MODELS[name].positions
+    samples = 2
 
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(samples, sequence, dtype=torch.long, device="meta")).backward()
+        model(torch.zeros(samples, model.tokens_per_sample, dtype=torch.long, device="meta")).backward()
 
-    assert counter.get_total_flops() == samples * model.flops_per_sample(sequence)
+    assert counter.get_total_flops() == samples * model.flops_per_sample()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_flops_by_formula_are_those_that_torch_counts(name):
     [("gpt-1.3b", 1024, 8.673), ("bert-base", 512, 0.3637)],
 )
 def test_flops_of_a_sample_are_the_published_ones(name, sequence, tflops):
-    flops = find_model(name).build("meta").flops_per_sample(sequence)
+    flops = find_model(name).build("meta", sequence=sequence).flops_per_sample()
 
     assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
 
@@ -65,3 +65,8 @@ def test_weights_are_the_same_on_every_rank():
 def test_unknown_model_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"model 'gpt' is unknown; known: gpt-tiny, gpt-1\.3b"):
         find_model("gpt")
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    with pytest.raises(ValueError, match=r"^sequence 129 is longer than the 128 positions of this model$"):
+        find_model("gpt-tiny").build("meta", sequence=129)

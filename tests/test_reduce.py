@@ -275,3 +275,29 @@ def test_a_reference_that_learned_nothing_proves_nothing(reference: list[float])
     assert loss_fault([2.0, 1.8, 1.5], reference, 0.05) == (
         f"the unsharded model learned nothing to compare with: its losses were {seen}"
     )
+
+
+# A part of a step
+
+
+def test_a_part_of_a_step_needs_no_loss_but_must_write_something() -> None:
+    kernel = trace(losses=[None] * 6, trains=False, flops_counted=None, figures={"gb_per_s": 4200.0})
+    launch = reduce([kernel], peak_tflops=989.0)
+    assert (launch.outcome, launch.reason, launch.losses) == ("ok", None, [])
+    assert launch.figures == {"gb_per_s": 4200.0}
+    idle = trace(losses=[None] * 6, trains=False, digest_after="before")
+    assert reduce([idle], peak_tflops=989.0).reason == "rank 0 wrote nothing"
+
+
+def test_the_parts_of_a_step_are_those_of_the_rank_that_sets_the_pace() -> None:
+    """The busiest rank computes most; the one that waits least shows what communication itself takes."""
+    parts = {"host_ms": 20.0, "compute_ms": 40.0, "exposed_communication_ms": 15.0, "kernels": 9}
+    other = {**parts, "host_ms": 21.0, "compute_ms": 30.0, "exposed_communication_ms": 25.0}
+    metrics = reduce([trace(parts=parts), trace(1, parts=other)], peak_tflops=None).metrics
+    assert {name: metrics[name] for name in ("host_ms", "compute_ms", "exposed_communication_ms", "kernels")} == {
+        "host_ms": 21.0,
+        "compute_ms": 40.0,
+        "exposed_communication_ms": 15.0,
+        "kernels": 9,
+    }
+    assert "host_ms" not in reduce([trace()], peak_tflops=None).metrics

@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import pandas as pd
 import pytest
 from samples import MIB, failed, launch, record, steps
 
@@ -232,7 +233,7 @@ def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, word
 
 def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
     rows = [OK, CRASH, NEW, NEWER]
-    report = markdown.report(rows, "4 × NVIDIA H200")
+    report = markdown.report(rows, "4 × NVIDIA H200", {})
     assert report == (
         text("""
         ## Training benchmark: 1 ok, 2 no-baseline, 1 crash
@@ -265,4 +266,47 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
 
 def test_markdown_of_all_that_is_well_is_the_table_alone() -> None:
-    assert markdown.report([OK], "header").count("\n\n") == 2
+    assert markdown.report([OK], "header", {}).count("\n\n") == 2
+
+
+def test_tables_of_the_suite_follow_under_their_titles() -> None:
+    cells = pd.DataFrame({"case": ["a", "b"], "gain": ["+3.1%", ""], "where": ["b64 × 512", "b8 × 128"]})
+    assert markdown.report([OK], "header", {"Best of the grid": cells}).endswith(
+        text("""
+
+        ### Best of the grid
+
+        | case   |   gain | where     |
+        |:-------|-------:|:----------|
+        | a      |  +3.1% | b64 × 512 |
+        | b      |        | b8 × 128  |
+        """)
+        + "\n"
+    )
+
+
+# Where a step's time goes
+
+
+def test_a_row_whose_host_sets_the_pace_says_so() -> None:
+    rows = [row(measured(100.0, host_ms=host_ms), label=f"host {host_ms}") for host_ms in (89.0, 91.0)]
+    assert terminal.notes(rows) == [
+        "host-bound: host 91.0: the host takes the whole step to issue it and sets its pace"
+    ]
+
+
+def test_a_red_row_says_which_part_of_the_step_grew() -> None:
+    then = measured(100.0, compute_ms=60.0, exposed_communication_ms=30.0, host_ms=50.0)
+    now = measured(120.0, compute_ms=60.1, exposed_communication_ms=49.8, host_ms=50.2)
+    lines = terminal.failure(row(now, then, label="sharding[ddp-dp4]")).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("  parts"))
+    assert lines[start : start + 3] == [
+        "  parts     compute time of the device: 60.00 → 60.10 ms",
+        "            communication that nothing hides: 30.00 → 49.80 ms",
+        "            time of the host to issue a step: 50.00 → 50.20 ms",
+    ]
+
+
+def test_two_tests_of_one_case_are_said_to_be_one_measurement() -> None:
+    again = dataclasses.replace(OK, label="graph[eager-dp4]", same_as=OK.label)
+    assert terminal.notes([OK, again]) == ["graph[eager-dp4] is the same case as sharding[ddp-dp4]: measured once"]

@@ -77,7 +77,10 @@ def test_two_builders_of_one_case_id_are_refused_before_anything_is_started(tmp_
     of = made(tmp_path)
     row(of, first)
     started = len(machine.jobs)
-    words = f"mine.b:step and mine.a:step would share the baseline of {first.id}: rename one"
+    words = (
+        f"mine and mine would share the baseline of {first.id}, and differ in their builder's module, their plan or"
+        " their reference: give one of them another name or another version"
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         row(of, second)
     assert len(machine.jobs) == started == 1
@@ -176,11 +179,19 @@ def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_
     assert found.verdict.fails(strict=False) and len(machine.jobs) == 1
 
 
-def test_two_tests_of_one_case_are_refused_and_one_test_may_run_again(tmp_path: Path, machine: Machine) -> None:
+def test_two_tests_of_one_case_share_one_measurement(tmp_path: Path, machine: Machine) -> None:
+    of = made(tmp_path)
+    first = row(of, case())
+    second = of.row(case(), label="other", plan=Plan(), reference=None, accept="")
+    assert len(machine.jobs) == 1
+    assert (second.label, second.same_as, second.verdict) == ("other", "mine", first.verdict)
+    assert second.record is first.record
+
+
+def test_a_case_that_is_to_be_measured_in_two_ways_is_refused(tmp_path: Path, machine: Machine) -> None:
+    """Sharing would let a test with a reference take over what was never held against one."""
     of = made(tmp_path)
     row(of, case())
-    assert row(of, case()).verdict.outcome == "no-baseline"
-    started = len(machine.jobs)
-    with pytest.raises(ValueError, match=r"^other and mine are one case, .* @ dp2: they would share a baseline$"):
-        of.row(case(), label="other", plan=Plan(), reference=None, accept="")
-    assert len(machine.jobs) == started
+    with pytest.raises(ValueError, match=r"^mine and mine would share the baseline of .*, and differ in"):
+        row(of, case(), Reference(params={"sharded": False}, loss_tolerance=0.05))
+    assert len(machine.jobs) == 1

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+import bench_tests.torchvision_ops  # noqa: F401
+
+# isort: split
 from transformers import BertConfig, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM
 
-from bench_tests.models.language_model import LanguageModel, transformer_flops
+from bench_tests.models.trainable import LanguageModel, transformer_flops
 
 MASKED_EVERY = 7
 """One token in seven is masked, close to BERT's 15 %. A fixed pattern needs no random numbers in the step."""
@@ -18,10 +22,11 @@ MASK_TOKEN = 103
 class Bert(LanguageModel):
     """BERT pre-training: masked tokens and next-sentence prediction."""
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
+    def __init__(self, config: BertConfig, sequence: int) -> None:
+        super().__init__(
+            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
+        )
         self.config = config
-        self.vocabulary = config.vocab_size
         self.bert = BertForPreTraining(config)
 
     @property
@@ -29,14 +34,15 @@ class Bert(LanguageModel):
         blocks: nn.ModuleList = self.bert.bert.encoder.layer
         return blocks
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
         follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
         loss: Tensor = self.bert(input_ids=masked, labels=labels, next_sentence_label=follows).loss
         return loss
 
-    def flops_per_sample(self, sequence: int) -> float:
+    def flops_per_sample(self) -> float:
         hidden: int = self.config.hidden_size
+        sequence = self.tokens_per_sample
         encoder = transformer_flops(
             layers=self.config.num_hidden_layers,
             hidden=hidden,
@@ -50,9 +56,10 @@ class Bert(LanguageModel):
 class Deberta(LanguageModel):
     """DeBERTa, masked tokens only."""
 
-    def __init__(self, config: DebertaV2Config) -> None:
-        super().__init__()
-        self.vocabulary = config.vocab_size
+    def __init__(self, config: DebertaV2Config, sequence: int) -> None:
+        super().__init__(
+            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
+        )
         self.deberta = DebertaV2ForMaskedLM(config)
 
     @property
@@ -60,16 +67,16 @@ class Deberta(LanguageModel):
         blocks: nn.ModuleList = self.deberta.deberta.encoder.layer
         return blocks
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
         loss: Tensor = self.deberta(input_ids=masked, labels=labels).loss
         return loss
 
-    def flops_per_sample(self, sequence: int) -> None:
+    def flops_per_sample(self) -> None:
         """Unknown: disentangled attention multiplies relative positions as well."""
 
 
-def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> Bert:
+def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> Bert:
     """Without dropout, so that losses can be compared whatever the split."""
     return Bert(
         BertConfig(
@@ -82,11 +89,14 @@ def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: in
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             attn_implementation="sdpa",
-        )
+        ),
+        sequence or positions,
     )
 
 
-def deberta_v3(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> Deberta:
+def deberta_v3(
+    *, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None
+) -> Deberta:
     """The settings of ``microsoft/deberta-v3-base``, without its dropout."""
     return Deberta(
         DebertaV2Config(
@@ -107,7 +117,8 @@ def deberta_v3(*, layers: int, hidden: int, heads: int, vocabulary: int, positio
             pos_att_type=["p2c", "c2p"],
             position_biased_input=False,
             layer_norm_eps=1e-7,
-        )
+        ),
+        sequence or positions,
     )
 
 

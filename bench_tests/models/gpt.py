@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
+
+import bench_tests.torchvision_ops  # noqa: F401
+
+# isort: split
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench_tests.models.language_model import LanguageModel, transformer_flops
+from bench_tests.models.trainable import LanguageModel, transformer_flops
 
 
 class GPT(LanguageModel):
@@ -17,10 +21,9 @@ class GPT(LanguageModel):
     device once a step and can never run ahead.
     """
 
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__()
+    def __init__(self, config: GPT2Config, sequence: int) -> None:
+        super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.n_positions)
         self.config = config
-        self.vocabulary = config.vocab_size
         self.gpt2 = GPT2LMHeadModel(config)
 
     @property
@@ -28,7 +31,7 @@ class GPT(LanguageModel):
         blocks: nn.ModuleList = self.gpt2.transformer.h
         return blocks
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         transformer = self.gpt2.transformer
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = transformer.wte(tokens) + transformer.wpe(positions)
@@ -38,16 +41,16 @@ class GPT(LanguageModel):
         next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
         return cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
 
-    def flops_per_sample(self, sequence: int) -> float:
+    def flops_per_sample(self) -> float:
         return transformer_flops(
             layers=self.config.n_layer,
             hidden=self.config.n_embd,
             vocabulary=self.config.vocab_size,
-            sequence=sequence,
+            sequence=self.tokens_per_sample,
         )
 
 
-def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> GPT:
+def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> GPT:
     """Tied head, fused attention. Without dropout, so that losses can be compared whatever the split."""
     return GPT(
         GPT2Config(
@@ -65,5 +68,6 @@ def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int
             resid_pdrop=0.0,
             use_cache=False,
             attn_implementation="sdpa",
-        )
+        ),
+        sequence or positions,
     )

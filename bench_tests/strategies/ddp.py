@@ -7,11 +7,11 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from bench_tests.models.language_model import LanguageModel
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee, step
 
 
-def ddp(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
+def ddp(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
     """``options`` are those of :class:`DistributedDataParallel`; without any, its defaults.
 
     Gradients that are views of the buckets save a copy of all of them; a static graph drops the search for

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from bench_tests.models.language_model import LanguageModel
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import fairscale_on_cpu
 from bench_tests.strategies.recipe import Recipe, Trainee, step
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairscale.optim import OSS
 
 
-def oss(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
+def oss(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
     """``options`` are those of :class:`DistributedDataParallel`.
 
     Parameters are broadcast in fp32: OSS could send fp16, which would round the master weights.
@@ -30,7 +30,7 @@ def oss(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, **options: Any) ->
     )
 
 
-def oss_sdp(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_size: int) -> Trainee:
+def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_size: int) -> Trainee:
     """``reduce_buffer_size`` is in elements a rank; gradients that do not fit are reduced one by one."""
     from fairscale.nn.data_parallel import ShardedDataParallel
 
@@ -60,7 +60,7 @@ def oss_sdp(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reduce_buff
     )
 
 
-def fsdp(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool) -> Trainee:
+def fsdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool) -> Trainee:
     """Each block is one flat parameter, and so is the rest, which stays gathered from forward to backward."""
     from fairscale.nn.data_parallel import FullyShardedDataParallel
 
@@ -87,7 +87,7 @@ def fsdp(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_
     )
 
 
-def _sharded_adamw(model: LanguageModel, dp: DeviceMesh, recipe: Recipe) -> OSS:
+def _sharded_adamw(model: Trainable, dp: DeviceMesh, recipe: Recipe) -> OSS:
     from fairscale.optim import OSS
 
     return OSS(model.parameters(), optim=AdamW, group=dp.get_group(), **recipe.adamw_options)

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
-from bench_tests.models.language_model import LanguageModel
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee, step
 
 
 def fsdp1(
-    model: LanguageModel,
+    model: Trainable,
     dp: DeviceMesh,
     recipe: Recipe,
     *,
@@ -54,7 +54,7 @@ def fsdp1(
 
 
 def fsdp2(
-    model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_group: int
+    model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_group: int
 ) -> Trainee:
     """``blocks_per_group`` neighbouring blocks are gathered and reduced in one message.
 

@@ -89,31 +89,31 @@ class ShardedScaler(torch.amp.GradScaler):
 class Trainee:
     """A model under a strategy.
 
-    ``run`` does one optimisation step on this rank's tokens (int64, samples × sequence) and returns its
+    ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
     loss, a detached scalar on the device. ``parameters`` gives what this rank holds of the model: all of
     it, equal on every rank, where ``replicated``.
     """
 
-    run: Callable[[Tensor], Tensor]
+    run: Callable[..., Tensor]
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool
 
 
 def step(
-    loss_of: Callable[[Tensor], Tensor],
+    loss_of: Callable[..., Tensor],
     optimizer: Optimizer,
     *,
     scaler: torch.amp.GradScaler,
     autocast: AbstractContextManager[object] | None = None,
     zero_grad: Callable[[], None] | None = None,
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[..., Tensor]:
     """A :attr:`Trainee.run`: forward, backward, update; gradients go before the next forward needs memory."""
     autocast = autocast or nullcontext()
     zero_grad = zero_grad or optimizer.zero_grad
 
-    def run(tokens: Tensor) -> Tensor:
+    def run(*batch: Tensor) -> Tensor:
         with autocast:
-            loss = loss_of(tokens)
+            loss = loss_of(*batch)
         torch.autograd.backward(scaler.scale(loss))
         scaler.step(optimizer)
         scaler.update()

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests.models.language_model import LanguageModel
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee
 
 
-def reference(model: LanguageModel, dp: DeviceMesh, recipe: Recipe, *, micro_batches: int) -> Trainee:
+def reference(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, micro_batches: int) -> Trainee:
     """Takes the samples in ``micro_batches`` equal parts, one after another: the memory of a single part."""
     optimizer, scaler, autocast = recipe.adamw(model.parameters()), recipe.scaler(), recipe.autocast()
 
-    def run(tokens: Tensor) -> Tensor:
-        total = tokens.new_zeros((), dtype=torch.float32)
-        for part in tokens.chunk(micro_batches):
+    def run(*batch: Tensor) -> Tensor:
+        total = batch[0].new_zeros((), dtype=torch.float32)
+        for part in zip(*(tensor.chunk(micro_batches) for tensor in batch), strict=True):
             with autocast:
-                loss = model(part) / micro_batches
+                loss = model(*part) / micro_batches
             torch.autograd.backward(scaler.scale(loss))
             total += loss.detach()
         scaler.step(optimizer)

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests.models.language_model import LanguageModel
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee
 
 
 def zero(
-    model: LanguageModel,
+    model: Trainable,
     dp: DeviceMesh,
     recipe: Recipe,
     *,
@@ -54,8 +54,8 @@ def zero(
         config["zero_optimization"]["compute_grad_norm"] = False
     engine, *_ = deepspeed.initialize(model=model, optimizer=recipe.adamw(model.parameters()), config=config)
 
-    def run(tokens: Tensor) -> Tensor:
-        loss: Tensor = engine(tokens)
+    def run(*batch: Tensor) -> Tensor:
+        loss: Tensor = engine(*batch)
         engine.backward(loss)
         engine.step()
         return loss.detach()

@@ -27,9 +27,10 @@ def load(path: str | Path) -> pd.DataFrame:
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """One row a launch.
 
-    Columns: ``id, label, hardware, mesh, world_size, created, machine, launch`` (from 0), ``outcome,
-    reason``; ``param.<name>`` for each parameter of the case; every metric under its own name with its unit;
-    and ``steady_steps``, the number of steps that the metrics were read from.
+    Columns: ``id, label, hardware, builder`` (the function's name), ``mesh, world_size, created, machine, launch``
+    (from 0), ``outcome, reason``; ``param.<name>`` for each parameter of the case; every metric under its own name with
+    its unit; ``figure.<name>`` for what a step said of itself; and ``steady_steps``, the number of steps that the
+    metrics were read from.
     """
     import pandas as pd
 
@@ -40,6 +41,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
                 "id": record.case.id,
                 "label": record.label,
                 "hardware": record.hardware,
+                "builder": record.case.builder.rpartition(":")[2],
                 "mesh": str(record.case.mesh),
                 "world_size": record.case.mesh.world_size,
                 "created": pd.Timestamp(record.created),
@@ -49,6 +51,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
                 "reason": launch.reason,
                 **{f"param.{name}": value for name, value in record.case.params.items()},
                 **launch.metrics,
+                **{f"figure.{name}": value for name, value in launch.figures.items()},
                 "steady_steps": len(launch.steady_ms),
             }
             for number, launch in enumerate(record.launches)

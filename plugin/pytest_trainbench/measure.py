@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import flops
+from pytest_trainbench import flops, parts
 from pytest_trainbench.step import Step
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Timing:
     losses: list[float | None]
     flops_counted: float | None
     memory: dict[str, int]
+    parts: dict[str, float]
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
     slowest: Callable[[float], float],
     phase: Callable[[str], None],
 ) -> Timing:
-    """Warm up, decide how many steps to time, time them.
+    """Warm up, decide how many steps to time, time them; then look into a few more.
 
     ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number
     of steps. ``phase`` is told what begins. Between the first and the last timed step nothing synchronises
@@ -96,12 +97,17 @@ def run(
     step_ms, timed_losses = timed_loop(step.run, count, clock)
     gc.unfreeze()
     losses.extend(timed_losses)
+    memory = peak_memory(device)
+
+    phase("profiling")
+    found = parts.measure(step.run, device, together=lambda: slowest(0.0))
 
     return Timing(
         step_ms=step_ms,
         losses=[None if loss is None else float(loss) for loss in losses],
         flops_counted=None if counter is None else float(counter.get_total_flops()),
-        memory=peak_memory(device),
+        memory=memory,
+        parts={} if found is None else asdict(found),
     )
 
 

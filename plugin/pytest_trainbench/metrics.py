@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_trainbench.record import Trace
@@ -59,6 +59,11 @@ class Window:
     def tflops_per_device(self) -> float | None:
         flops_per_s = self.per_s(self.traces[0].flops)
         return None if flops_per_s is None else flops_per_s / 1e12 / len(self.traces)
+
+    def part(self, name: str, pick: Callable[[Iterable[float]], float] = max) -> float | None:
+        """Of the ranks' figures the largest, or another ``pick``; ``None`` on a CPU."""
+        found = [trace.parts[name] for trace in self.traces if name in trace.parts]
+        return pick(found) if found else None
 
     def peak_bytes(self, kind: str) -> int | None:
         """Of the rank that needs most."""
@@ -116,6 +121,35 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         gate=None,
         read=lambda window: window.per_s(window.traces[0].tokens),
+    ),
+    "compute_ms": Metric(
+        title="compute time of the device",
+        unit="ms",
+        higher_is_better=False,
+        gate=Statistical(floor=0.01, tolerance=0.05),
+        read=lambda window: window.part("compute_ms"),
+    ),
+    "exposed_communication_ms": Metric(
+        title="communication that nothing hides",
+        unit="ms",
+        higher_is_better=False,
+        gate=None,
+        # Of the rank that waits least: what others have above it is waiting for that one.
+        read=lambda window: window.part("exposed_communication_ms", min),
+    ),
+    "host_ms": Metric(
+        title="time of the host to issue a step",
+        unit="ms",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.part("host_ms"),
+    ),
+    "kernels": Metric(
+        title="kernels a step",
+        unit="",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.part("kernels"),
     ),
     "peak_allocated_bytes": Metric(
         title="peak allocated memory",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import baseline, settings
+from pytest_trainbench import baseline, hooks, settings
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.detect import find
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
@@ -27,6 +27,8 @@ from pytest_trainbench.report.rows import Row
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from pytest_trainbench.runner import Runner
 
 CPU_RANKS = 4
@@ -91,6 +93,12 @@ class Session:
             self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
             path.write_text(dump(record.to_json()), encoding="utf-8")
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """What the suite's hooks make of all records; the tables that have rows, by title."""
+        records = [row.record for row in self.rows if row.record is not None and not row.same_as]
+        made = self.config.hook.pytest_trainbench_tables(records=records)
+        return {title: table for tables in made for title, table in tables.items() if len(table)}
 
     def header(self) -> str:
         from importlib.metadata import PackageNotFoundError, version
@@ -160,6 +168,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(settings.flag(name), dest=f"trainbench_{name}", default=None, help=option.help, **how)
         parser.addini(f"trainbench_{name}", f"default of {settings.flag(name)}", default="")
     parser.addini("trainbench_preload", "modules that ranks should find imported when they start", default="")
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -299,7 +311,8 @@ def bench(
         record = row.record
         assert record is not None
         session.rows.append(row)
-        session.keep(record)
+        if not row.same_as:
+            session.keep(record)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
             if values := record.values(name):
@@ -323,7 +336,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ours.settings.report_md is not None:
         ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
         with ours.settings.report_md.open("a", encoding="utf-8") as file:
-            file.write(markdown.report(ours.rows, ours.header()))
+            file.write(markdown.report(ours.rows, ours.header(), ours.tables()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -337,6 +350,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(terminal.summary(ours.rows))
     if ours.settings.strict and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
+    for title, table in ours.tables().items():
+        terminalreporter.write_line("")
+        terminalreporter.write_line(terminal.derived(title, table, "simple"))
     if ours.saves:
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.saved(ours.saves))

@@ -25,7 +25,8 @@ class Trace:
     step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
     this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
     on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
-    phases_s: seconds by phase.
+    parts: where a step's time goes, by name (:class:`pytest_trainbench.profile.Parts`); empty on a CPU. figures: what
+    the step said of itself. phases_s: seconds by phase.
     """
 
     rank: int
@@ -38,9 +39,12 @@ class Trace:
     flops_counted: float | None
     dtype: str
     replicated: bool
+    trains: bool
     digest_before: str
     digest_after: str
     memory: dict[str, int]
+    parts: dict[str, float]
+    figures: dict[str, float]
     phases_s: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +60,8 @@ class Launch:
     """One process launch, its ranks reduced: the unit of evidence.
 
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
-    steady window that ``metrics`` (values by metric name) were read from. losses are the mean over
+    steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
+    losses are the mean over
     data-parallel ranks, from the first step on, up to the first that is not finite: every number here is.
     ``reason`` says why ``outcome`` is not ``ok``.
     """
@@ -67,6 +72,7 @@ class Launch:
     steady_from: int = 0
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,7 +80,8 @@ class Launch:
             raise ValueError(f"a launch ends as one of {', '.join(LAUNCH_OUTCOMES)}, not {self.outcome!r}")
         if (self.outcome == "ok") != (self.reason is None):
             raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
-        numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.phases_s.values()]
+        numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.figures.values()]
+        numbers += self.phases_s.values()
         if broken := [number for number in numbers if not math.isfinite(number)]:
             raise ValueError(f"a launch holds finite numbers, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):

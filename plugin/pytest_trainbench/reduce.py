@@ -84,6 +84,7 @@ def reduce(
         steady_from=start,
         losses=list(takewhile(math.isfinite, losses)),
         metrics={name: value for name, value in readings.items() if value is not None},
+        figures=traces[0].figures,
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
     )
 
@@ -130,17 +131,18 @@ def _mean_losses(traces: Sequence[Trace]) -> list[float]:
 
 def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) -> str | None:
     """The first reason not to believe these figures."""
-    if not losses:
+    trains = traces[0].trains
+    if trains and not losses:
         return "no rank returned a loss: return the detached loss from Step.run"
     for step, loss in enumerate(losses, 1):
         if not math.isfinite(loss):
             return f"the loss of step {step} is {loss}"
-    late = statistics.fmean(losses[len(losses) // 2 :])
-    if late >= losses[0]:
+    late = statistics.fmean(losses[len(losses) // 2 :]) if losses else math.nan
+    if trains and late >= losses[0]:
         return f"nothing was learned: the loss began at {losses[0]:.4f}; its second half averages {late:.4f}"
     for trace in traces:
         if trace.digest_before == trace.digest_after:
-            return f"no parameter of rank {trace.rank} changed"
+            return f"no parameter of rank {trace.rank} changed" if trains else f"rank {trace.rank} wrote nothing"
     replicas = defaultdict(list)
     for trace in traces:
         if trace.replicated:

@@ -71,25 +71,30 @@ class Runner:
         self.import_path = import_path
         self.progress = progress
         self._references: dict[tuple[str, str], Ended] = {}
-        self._builders: dict[str, str] = {}
-        self._labels: dict[str, str] = {}
+        self._rows: dict[str, tuple[object, Row]] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
     def row(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
-        """Measure and judge one case.
+        """Measure and judge one case; where another test of this session was of the same case, its row again.
 
         Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
-        second builder, or a second test, with the same name and parameters: the two would share a baseline.
+        case whose name and parameters are those of another, with which it would share a baseline.
         """
-        if self._labels.setdefault(case.id, label) != label:
-            raise ValueError(
-                f"{label} and {self._labels[case.id]} are one case, {case.id}: they would share a baseline"
-            )
-        if self._builders.setdefault(case.id, case.builder) != case.builder:
-            raise ValueError(
-                f"{case.builder} and {self._builders[case.id]} would share the baseline of {case.id}: rename one"
-            )
+        how = case.builder, plan, reference
+        if case.id in self._rows:
+            done, row = self._rows[case.id]
+            if done != how:
+                raise ValueError(
+                    f"{label} and {row.label} would share the baseline of {case.id}, and differ in their builder's"
+                    " module, their plan or their reference: give one of them another name or another version"
+                )
+            return dataclasses.replace(row, label=label, same_as=row.label)
+        row = self._judged(case, label=label, plan=plan, reference=reference, accept=accept)
+        self._rows[case.id] = how, row
+        return row
+
+    def _judged(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
         stored = self._stored(case)
         record, ended = self._measure(case, label=label, plan=plan, reference=reference)
         then = self.environment if stored is None else Environment.from_json(stored.environment)

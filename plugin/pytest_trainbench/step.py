@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,17 @@ class Step:
     dtype:
         Number format of the step's matrix products, one of :data:`DTYPES`.
     parameters:
-        Gives the tensors (or this rank's shards of them) that training must change.
+        Gives the tensors (or this rank's shards of them) that training must change; with ``trains=False``, those
+        that one run writes.
     replicated:
         Whether ``parameters`` must be equal, bit for bit, on ranks that differ only in their data-parallel
         position.
+    trains:
+        False for a part of a step, such as one layer or one product: ``run`` may return ``None`` on every rank, and
+        nothing must be learned.
+    figures:
+        Asked once after timing, for figures that only the step knows: stored and shown beside the metrics, never
+        judged. Those of rank 0 are kept.
     """
 
     run: Callable[[], Tensor | None]
@@ -47,6 +54,8 @@ class Step:
     dtype: str = "fp32"
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool = False
+    trains: bool = True
+    figures: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

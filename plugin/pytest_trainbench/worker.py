@@ -193,6 +193,8 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         device = torch.device("cpu")
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
+        # One thread a rank, as torchrun gives: the work is on the device, and idle threads of one rank disturb another.
+        torch.set_num_threads(1)
         device = torch.device(job.device_kind, local_rank)
         torch.accelerator.set_device_index(local_rank)
     if job.case.memory_cap_gb is not None:
@@ -214,7 +216,7 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
     else:
         phases("training the reference")
         timing = measure.Timing(
-            step_ms=[], losses=measure.losses(step, job.reference_steps), flops_counted=None, memory={}
+            step_ms=[], losses=measure.losses(step, job.reference_steps), flops_counted=None, memory={}, parts={}
         )
     phases("checking")
     trace = Trace(
@@ -225,8 +227,10 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         flops=step.flops,
         dtype=step.dtype,
         replicated=step.replicated,
+        trains=step.trains,
         digest_before=before,
         digest_after=measure.digest(step.parameters()),
+        figures=dict(step.figures()) if step.figures is not None else {},
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+HOST_BOUND = 0.9
+"""Share of a step from which on the host that issues it is said to set the pace."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
     accept: the command that makes what was measured the baseline. by_hand: the command that runs the case
-    without pytest.
+    without pytest. same_as: the test of the same case whose measurement this is.
     """
 
     label: str
@@ -31,6 +35,7 @@ class Row:
     accept: str = ""
     by_hand: str = ""
     detail: str = ""
+    same_as: str = ""
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:
@@ -45,6 +50,12 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     text = text[[name for name in text if (text[name] != "").any()]]
     # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
     return text.drop(columns="process MiB") if "peak MiB" in text and "process MiB" in text else text
+
+
+def host_bound(record: Record) -> bool:
+    """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself."""
+    host, step = record.values("host_ms"), record.values("step_ms")
+    return bool(host and step) and median(host) >= HOST_BOUND * median(step)
 
 
 def mib(size_bytes: float) -> str:
@@ -67,6 +78,8 @@ def _line(row: Row) -> dict[str, str]:
         "case": row.label,
         "samples/s": figure("samples_per_s", "{:,.2f}".format),
         "step ms": figure("step_ms", "{:,.2f}".format),
+        "compute ms": figure("compute_ms", "{:,.2f}".format),
+        "host ms": figure("host_ms", "{:,.2f}".format),
         "peak MiB": figure("peak_allocated_bytes", mib),
         "process MiB": figure("process_bytes", mib),
         "TFLOPS": figure("tflops_per_device", _tflops),

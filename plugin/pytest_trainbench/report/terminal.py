@@ -5,15 +5,23 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.metrics import METRICS
-from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import Row, host_bound, mib, table
 from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SUSPECTS_SHOWN = 12
+
+PARTS = ("compute_ms", "exposed_communication_ms", "host_ms")
+"""Metrics that say which part of a step grew."""
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -32,13 +40,25 @@ def grid(rows: Sequence[Row], form: str) -> str:
     return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
 
 
+def derived(title: str, cells: pd.DataFrame, form: str) -> str:
+    """A table that a suite made of several cases. A column of figures stands to the right."""
+    text = cells.astype(str)
+    align = ["right" if text[name].str.match(r"^[-−+≥]?[\d.]|^$|^—$").all() else "left" for name in text]
+    grid = tabulate(text.to_dict("list"), headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
+    return f"{title}\n\n{grid}"
+
+
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Why rows ended as they did, for those that did not fail (see :func:`failure`); each reason once."""
+    """What is to be known of a row besides its figures, and why rows ended as they did where they did not fail (see
+    :func:`failure`); each reason once."""
     labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails":
             labels.setdefault((row.verdict.outcome, row.verdict.reason), []).append(row.label)
-    return [
+    said = [f"{row.label} is the same case as {row.same_as}: measured once" for row in rows if row.same_as]
+    if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
+        said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
+    return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
     ]
@@ -58,6 +78,7 @@ def failure(row: Row) -> str:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
+        facts += _listed("parts", _parts(row.baseline, row.record))
         facts += _suspects(row)
     if row.accept:
         facts.append(("accept", row.accept))
@@ -67,6 +88,14 @@ def failure(row: Row) -> str:
     if row.detail:
         lines += ["", textwrap.indent(row.detail, "    ")]
     return "\n".join(lines)
+
+
+def _parts(before: Record, now: Record) -> list[str]:
+    """Where a step's time goes, then and now, in ms."""
+    pairs = [(name, before.values(name), now.values(name)) for name in PARTS]
+    return [
+        f"{METRICS[name].title}: {median(old):,.2f} → {median(new):,.2f} ms" for name, old, new in pairs if old and new
+    ]
 
 
 def saved(saves: Sequence[Saved]) -> str:

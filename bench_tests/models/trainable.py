@@ -1,0 +1,67 @@
+"""What every model here looks like to a strategy: a module that turns a batch into its loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from bench_tests.data import token_pool
+
+
+class Trainable(nn.Module, ABC):
+    """A model with its objective.
+
+    Tensors in and one scalar out: wrappers that walk through inputs and outputs on every forward (DDP, FSDP,
+    DeepSpeed) find nothing to walk through, and the logits die inside.
+    """
+
+    tokens_per_sample: int | None = None
+    """``None`` where a sample is not text."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> nn.ModuleList:
+        """The repeated layers in order of execution: the unit in which parameters are gathered."""
+
+    @abstractmethod
+    def draw(self, samples: int) -> tuple[Tensor, ...]:
+        """Synthetic data of :data:`bench_tests.data.POOL` global batches, on the CPU, the same on every rank: tensors
+        of shape pool × ``samples`` × …, in the order in which :meth:`forward` takes them."""
+
+    @abstractmethod
+    def forward(self, *batch: Tensor) -> Tensor:
+        """Loss (fp32 scalar, mean over what is predicted) of a batch (tensors of shape samples × …)."""
+
+    @abstractmethod
+    def flops_per_sample(self) -> float | None:
+        """Of one training step (forward and backward), or ``None`` where no formula is known."""
+
+
+class LanguageModel(Trainable):
+    """A transformer over samples of ``tokens_per_sample`` tokens of ``vocabulary``."""
+
+    tokens_per_sample: int
+    vocabulary: int
+
+    def __init__(self, *, vocabulary: int, sequence: int, positions: int) -> None:
+        """Raises ``ValueError`` for a ``sequence`` that the model has too few ``positions`` for."""
+        super().__init__()
+        if sequence > positions:
+            raise ValueError(f"sequence {sequence} is longer than the {positions} positions of this model")
+        self.vocabulary, self.tokens_per_sample = vocabulary, sequence
+
+    def draw(self, samples: int) -> tuple[Tensor]:
+        return (token_pool(samples=samples, sequence=self.tokens_per_sample, vocabulary=self.vocabulary),)
+
+
+def transformer_flops(*, layers: int, hidden: int, vocabulary: int, sequence: int) -> float:
+    """Floating-point operations to train one sample of ``sequence`` tokens, a multiply-add counting as two.
+
+    Per layer and token 12·hidden² weights (4 of attention, 8 of the feed-forward layer) and the head's
+    hidden·vocabulary, each one multiply-add forward and two backward. The two products of attention count
+    over the full square, masked or not. Element-wise work and embedding look-ups count as nothing, nor does
+    what a fused kernel computes again in the backward pass.
+    """
+    weights = layers * 12 * hidden**2 + hidden * vocabulary
+    return 6.0 * weights * sequence + 12.0 * layers * hidden * sequence**2

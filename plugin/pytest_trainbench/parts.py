@@ -1,0 +1,116 @@
+"""Where the time of a step goes on an accelerator: a short window after the timed one, seen by the profiler.
+
+A step that waits for its host takes as long as the host does, which varies from launch to launch and from machine to
+machine; what its kernels take does not.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+ISSUED_STEPS = 3
+"""Steps that are issued one by one to an idle device."""
+
+PROFILED_STEPS = 4
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of the profiler's events that keep a device busy."""
+
+Interval = tuple[float, float]
+"""Start and end, in µs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Of one step on one rank.
+
+    host_ms: from the call to its return when the device is idle at first: what the host needs to issue a step. Where
+    it is as long as the step, the host sets the pace. compute_ms: the device works on anything but communication.
+    communication_ms: it communicates, or waits in a collective for another rank; exposed_communication_ms: it does so
+    and nothing else. kernels: launched, collectives included.
+    """
+
+    host_ms: float
+    compute_ms: float
+    communication_ms: float
+    exposed_communication_ms: float
+    kernels: float
+
+
+def measure(run: Callable[[], object], device: torch.device, *, together: Callable[[], object]) -> Parts | None:
+    """Run some more steps and see where their time goes; ``None`` where the device is the host.
+
+    ``together`` is a barrier. The profiler makes the host slower, so that it says nothing of wall time; the device's
+    own work it does not touch.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+    activities = set(supported_activities()) - {ProfilerActivity.CPU}  # type: ignore[no-untyped-call]
+    if device.type == "cpu" or not activities:
+        return None
+    issued_ms = []
+    for _ in range(ISSUED_STEPS):
+        torch.accelerator.synchronize(device)
+        together()
+        began = time.perf_counter()
+        run()
+        issued_ms.append((time.perf_counter() - began) * 1000)
+    torch.accelerator.synchronize(device)
+    # The first step under the profiler sets it up.
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=PROFILED_STEPS)) as profiler:
+        for step in range(1 + PROFILED_STEPS):
+            run()
+            if step in (0, PROFILED_STEPS):
+                torch.accelerator.synchronize(device)
+            if step < PROFILED_STEPS:
+                profiler.step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return parts(events, steps=PROFILED_STEPS, host_ms=statistics.median(issued_ms))
+
+
+def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) -> Parts | None:
+    """From the events of ``steps`` steps in Chrome's trace format (times in µs); ``None`` where the device did nothing.
+
+    A collective's kernel is known by its name: NCCL's and RCCL's begin with ``nccl``.
+    """
+    work = [event for event in events if event.get("cat") in DEVICE_WORK]
+    if not work:
+        return None
+    communication = [_interval(event) for event in work if event["name"].startswith("nccl")]
+    compute = [_interval(event) for event in work if not event["name"].startswith("nccl")]
+    per_step = 1 / 1000 / steps
+    return Parts(
+        host_ms=host_ms,
+        compute_ms=covered(compute) * per_step,
+        communication_ms=covered(communication) * per_step,
+        exposed_communication_ms=(covered([*compute, *communication]) - covered(compute)) * per_step,
+        kernels=sum(event["cat"] == "kernel" for event in work) / steps,
+    )
+
+
+def covered(intervals: Sequence[Interval]) -> float:
+    """Length of the union."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+def _interval(event: Mapping[str, Any]) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]

@@ -1,0 +1,52 @@
+"""Where a step's time goes, from the events that the profiler writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_trainbench import parts
+from pytest_trainbench.parts import Parts, covered
+
+
+def event(start_us: float, length_us: float, name: str = "gemm", category: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, "args": {"stream": 7}}
+
+
+def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> None:
+    """Two steps of 10 ms: kernels for 6 and a copy for 1, a collective of 4 of which 1 is under a kernel, 1 idle."""
+    step = [
+        event(0, 2000),
+        event(1000, 3000, "fused"),  # at the same time on another stream
+        event(4000, 2000),
+        event(5000, 4000, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
+        event(9000, 0, "Memset (Device)", "gpu_memset"),
+        event(9000, 1000, "Memcpy DtoD (Device -> Device)", "gpu_memcpy"),
+    ]
+    second = [{**one, "ts": one["ts"] + 10_500} for one in step]
+    others = [event(0, 21_000, "ProfilerStep#1", "user_annotation"), {"ph": "M", "name": "process_name"}]
+
+    assert parts.parts([*step, *second, *others], steps=2, host_ms=3.5) == Parts(
+        host_ms=3.5, compute_ms=7.0, communication_ms=4.0, exposed_communication_ms=3.0, kernels=4.0
+    )
+
+
+def test_where_the_device_did_nothing_there_is_nothing_to_say() -> None:
+    assert parts.parts([event(0, 10, "aten::mm", "cpu_op")], steps=1, host_ms=1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("intervals", "length"),
+    [([], 0), ([(0, 1), (5, 6)], 2), ([(0, 10), (2, 3)], 10), ([(3, 5), (0, 4)], 5), ([(0, 1), (1, 2)], 2)],
+)
+def test_time_that_is_covered_twice_counts_once(intervals: list[tuple[float, float]], length: float) -> None:
+    assert covered(intervals) == length
+
+
+def test_on_a_cpu_no_step_is_spent_on_it() -> None:
+    def never() -> None:
+        raise AssertionError("run")
+
+    assert parts.measure(never, torch.device("cpu"), together=never) is None
