@@ -23,6 +23,7 @@ def test_a_launch_is_a_row_with_its_case_and_metrics() -> None:
             "id": "train_step(layers=24) @ dp2",
             "label": "sharding[zero2-dp2]",
             "hardware": "h200-sxm",
+            "builder": "train_step",
             "mesh": "dp2",
             "world_size": 2,
             "created": pd.Timestamp("2026-01-02T03:04:05Z"),

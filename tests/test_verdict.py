@@ -119,6 +119,19 @@ def test_peak_memory_may_move_by_half_a_percent(now: int, outcome: str) -> None:
     assert judge(metric("peak_allocated_bytes", [now * MIB] * 3), before).outcome == outcome
 
 
+def test_memory_that_the_baseline_itself_could_not_repeat_is_judged_against_its_noise() -> None:
+    """A gate for what is deterministic would be red every night: 3 % apart, and 2 % up is nothing to see."""
+    before = metric("peak_allocated_bytes", [1000 * MIB, 1010 * MIB, 1015 * MIB, 1005 * MIB, 1030 * MIB])
+    change = judge(metric("peak_allocated_bytes", [1030 * MIB] * 3), before).change("peak_allocated_bytes")
+    assert change is not None and change.outcome == "ok" and 0.02 < change.sees < 0.05
+    assert judge(metric("peak_allocated_bytes", [1100 * MIB] * 3), before).outcome == "regression"
+
+
+def test_memory_that_no_launch_repeats_is_noisy_and_not_ok() -> None:
+    before = metric("peak_allocated_bytes", [gb * 1000 * MIB for gb in (16.5, 21.3, 17.0, 18.0, 16.4)])
+    assert judge(metric("peak_allocated_bytes", [17_000 * MIB] * 3), before).outcome == "noisy"
+
+
 def test_memory_is_judged_whatever_the_launches_did_to_the_clock() -> None:
     before, now = steps(90.0, 110.0, peak_allocated_bytes=1000), steps(90.0, 110.0, peak_allocated_bytes=1100)
     found = judge(now, before)

@@ -25,7 +25,7 @@ class Trace:
     step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
     this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
     on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
-    parts: where a step's time goes, by name (:class:`pytest_trainbench.profile.Parts`); empty on a CPU. figures: what
+    parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. figures: what
     the step said of itself. phases_s: seconds by phase.
     """
 

@@ -166,8 +166,12 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float], *, moved:
             middle = statistics.geometric_mean
             sees = max(floor, math.expm1(_half_width(before, now, moved=moved)))
             outcome = "noisy" if sees > tolerance else "ok"
-        case Relative(limit=limit):
-            sees, outcome = limit, "ok"
+        case Relative(limit=limit, tolerance=tolerance):
+            # Launches of FairScale's ShardedDataParallel on 4 H200s needed 16.4 to 21.3 GB, as the timing of its
+            # reductions has it: a gate of 0.5 % would be red on most nights.
+            steady = max(before) <= (1 + limit) * min(before)
+            sees = limit if steady else max(limit, math.expm1(_half_width(before, now)))
+            outcome = "noisy" if sees > tolerance else "ok"
         case Exact():
             sees, outcome = 0.0, "ok"
         case None:
