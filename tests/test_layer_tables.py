@@ -21,7 +21,6 @@ BERT = {
     "layer": "bert", "direction": "fwd_bwd", "mode": "sdpa", "precision": "bf16", "batch": 64, "sequence": 512,
     "hidden": 1024, "heads": 16, "ffn": 4096, "counting": "exact",
 }  # fmt: skip
-NO_FIGURES = {f"published {device}": "" for device in DEVICES}
 
 
 def measured(builder: str, *tflops: float, hardware: str = H200, step_ms: float = 1.0, **params: Any) -> Record:
@@ -71,19 +70,19 @@ def test_headline_is_the_best_of_the_grid_with_where_it_was_found() -> None:
     ]
 
 
-def test_each_layer_direction_mode_format_and_counting_has_its_line() -> None:
+def test_each_layer_direction_mode_format_and_counting_has_its_line_whatever_the_order_of_records() -> None:
     others = [
         {"layer": "gpt2"}, {"direction": "fwd"}, {"mode": "eager"}, {"precision": "fp16"}, {"counting": "published"},
     ]  # fmt: skip
-    table = layers([layer(100), *(layer(100, **other) for other in others)])
+    table = layers([*(layer(100, **other) for other in others), layer(100)])
     assert table is not None
     assert table[["layer", "pass", "mode", "format"]].to_numpy().tolist() == [
-        ["BERT layer", "fwd_bwd", "sdpa", "bf16"],
-        ["GPT-2 layer", "fwd_bwd", "sdpa", "bf16"],
         ["BERT layer", "fwd", "sdpa", "bf16"],
         ["BERT layer", "fwd_bwd", "eager", "bf16"],
-        ["BERT layer", "fwd_bwd", "sdpa", "fp16"],
+        ["BERT layer", "fwd_bwd", "sdpa", "bf16"],
         ["BERT layer", "fwd_bwd (counted as published)", "sdpa", "bf16"],
+        ["BERT layer", "fwd_bwd", "sdpa", "fp16"],
+        ["GPT-2 layer", "fwd_bwd", "sdpa", "bf16"],
     ]
 
 
@@ -91,20 +90,24 @@ def test_without_a_peak_a_product_or_the_published_size_nothing_is_made_up() -> 
     table = layers([layer(0.05, hardware="cpu-amd-epyc-2c", hidden=64)])
     assert table is not None
     (line,) = table.to_dict("records")
-    assert (line["TFLOPS"], line["of peak"], line["of product"]) == ("0.05", "", "")
-    assert NO_FIGURES.items() <= line.items()
+    assert line == {
+        "layer": "BERT layer",
+        "pass": "fwd_bwd",
+        "mode": "sdpa",
+        "format": "bf16",
+        "batch × sequence × hidden": "64 × 512 × 64",
+        "TFLOPS": "0.05",
+    }
 
 
 def test_a_product_of_other_hardware_is_no_measure() -> None:
     table = layers([layer(400), measured("matrix_product", 230, hardware="a100-sxm-80gb", precision="bf16", size=8192)])
     assert table is not None
-    assert table["of product"].tolist() == [""]
+    assert "of product" not in table
 
 
 def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
-    case = Case(
-        builder="bench_tests.layers.steps:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128}
-    )
+    case = Case(builder="bench_tests.layers.steps:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128})
     table = layers([record(failed("oom"), of=case, hardware=H200), layer(432, batch=64)])
     assert table is not None
     assert table["batch × sequence × hidden"].tolist() == ["64 × 512 × 1024"]

@@ -11,6 +11,8 @@ from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.t5.modeling_t5 import T5Block
 
+import bench_tests.torchvision_ops  # noqa: F401
+
 
 class TransformerLayer(nn.Module):
     """A layer with everything but its states fixed.

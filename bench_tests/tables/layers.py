@@ -7,13 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench_tests.layers import LAYERS
+from bench_tests.layers import COUNTINGS, DIRECTIONS, LAYERS, MODES
 from bench_tests.layers.published import DEVICES, HIDDEN, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.record import Record
+from pytest_trainbench.step import DTYPES
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+ORDER: dict[str, Sequence[str]] = {
+    "layer": tuple(LAYERS),
+    "direction": DIRECTIONS,
+    "mode": tuple(MODES),
+    "precision": DTYPES,
+    "counting": COUNTINGS,
+}
+"""In which order the values of a parameter are listed; those of other parameters by their size."""
 
 
 class Best(NamedTuple):
@@ -31,7 +42,7 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a layer, direction, mode, number format and counting: the best batch and sequence that was measured.
 
     *of peak* is its part of the dense peak in the hardware table, *of product* that of the best matrix product of the
-    same format among ``records``; either is empty where there is none. The published figures of other devices stand
+    same format among ``records``; either is missing where there is none. The published figures of other devices stand
     beside layers of the published size.
     """
     products = _best(records, "matrix_product", "precision")
@@ -55,7 +66,8 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
 def products(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a product and number format: the best size that was measured.
 
-    *of peak* is of the dense peak for matrix products, and of the memory's bandwidth for vectors.
+    *of peak* is of the dense peak for matrix products, and of the memory's bandwidth for vectors. The published figures
+    of other devices stand beside those of accelerators.
     """
     matrices = _best(records, "matrix_product", "precision")
     vectors = _best(records, "vector_product", "precision")
@@ -68,7 +80,7 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
                 "TFLOPS": _tflops(one.tflops),
                 "GB/s": "",
                 "of peak": _part(one.tflops, _peak(hardware, precision)),
-                **_published(MATRIX_PRODUCT_TFLOPS.get(precision)),
+                **_published(None if hardware.startswith("cpu-") else MATRIX_PRODUCT_TFLOPS.get(precision)),
             }
             for (hardware, precision), one in matrices.items()
         ]
@@ -80,7 +92,7 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
                 "TFLOPS": _tflops(one.tflops),
                 "GB/s": f"{_gb_per_s(one.record):,.0f}",
                 "of peak": _part(_gb_per_s(one.record), _bandwidth_gb_per_s(hardware)),
-                **_published(VECTOR_PRODUCT_TFLOPS),
+                **_published(None if hardware.startswith("cpu-") else VECTOR_PRODUCT_TFLOPS),
             }
             for (hardware, precision), one in vectors.items()
         ]
@@ -88,21 +100,28 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
-    """The best of each hardware and combination of the named parameters, in order of first appearance. Records that did
-    not end well have no figure and no part in it."""
+    """The best of each hardware and combination of the named parameters, in :data:`ORDER`. Records that did not end
+    well have no figure and no part in it."""
+
+    def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        hardware, *values = key
+        pairs = zip(names, values, strict=True)
+        return hardware, *(ORDER[name].index(value) if name in ORDER else value for name, value in pairs)
+
     groups: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
     for record in records:
         if record.case.builder == f"bench_tests.layers.steps:{builder}" and record.outcome == "ok":
             key = (record.hardware, *(record.case.params[name] for name in names))
             groups[key].append(Best(median(record.values("tflops_per_device")), record))
-    return {key: max(found, key=lambda one: one.tflops) for key, found in groups.items()}
+    return {key: max(groups[key], key=lambda one: one.tflops) for key in sorted(groups, key=rank)}
 
 
 def _table(lines: Iterable[dict[str, str]]) -> pd.DataFrame | None:
+    """Without the columns that no line has anything in."""
     import pandas as pd
 
     table = pd.DataFrame(lines)
-    return None if table.empty else table
+    return None if table.empty else table.loc[:, (table != "").any()]
 
 
 def _gb_per_s(record: Record) -> float:
