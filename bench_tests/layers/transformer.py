@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+import bench_tests.torchvision_ops  # noqa: F401
+
+# isort: split
 from transformers import BertConfig, GPT2Config, T5Config
 from transformers.models.bert.modeling_bert import BertLayer
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.t5.modeling_t5 import T5Block
-
-import bench_tests.torchvision_ops  # noqa: F401
 
 
 class TransformerLayer(nn.Module):
