@@ -110,7 +110,7 @@ def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[An
 
     groups: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
     for record in records:
-        if record.case.builder == f"bench_tests.layers.steps:{builder}" and record.outcome == "ok":
+        if record.case.builder.endswith(f":{builder}") and record.outcome == "ok":
             key = (record.hardware, *(record.case.params[name] for name in names))
             groups[key].append(Best(median(record.values("tflops_per_device")), record))
     return {key: max(groups[key], key=lambda one: one.tflops) for key in sorted(groups, key=rank)}
