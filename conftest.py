@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 PROFILES = ("smoke", "seed")
 """smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
 
+GRIDS = ("headline", "full", "published")
+"""headline: the part of a published grid where its best figures are found. full: all of it. published: all of it, run
+and counted as it was published."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -27,10 +31,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=PROFILES,
         help="size of every case (default: smoke on a CPU, seed on an accelerator)",
     )
+    parser.addoption(
+        "--grid",
+        choices=GRIDS,
+        default="headline",
+        help="how much of a published grid of shapes the seed profile runs (default: headline)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "profiles(**{name: {profile: values}}): parametrise by profile")
+    config.addinivalue_line(
+        "markers", "profiles(**{name: {profile: values}}): parametrise by profile; values may be {grid: values}"
+    )
 
 
 def _profile(config: pytest.Config) -> str:
@@ -41,7 +53,10 @@ def _profile(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in metafunc.definition.iter_markers("profiles"):
         for name, choices in marker.kwargs.items():
-            metafunc.parametrize(name, choices[_profile(metafunc.config)], ids=str, indirect=name == "mesh")
+            values = choices[_profile(metafunc.config)]
+            if isinstance(values, Mapping):
+                values = values[metafunc.config.getoption("--grid")]
+            metafunc.parametrize(name, values, ids=str, indirect=name == "mesh")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -67,6 +82,13 @@ def profile(request: pytest.FixtureRequest) -> str:
 def plan(profile: str) -> Plan | None:
     """How long to measure: smoke tests show that the code runs, not how fast."""
     return Plan(warmup=5, window_s=0.3, min_steps=12) if profile == "smoke" else None
+
+
+@pytest.fixture
+def grid(request: pytest.FixtureRequest) -> str:
+    """One of :data:`GRIDS`; it chooses shapes in the seed profile only."""
+    chosen: str = request.config.getoption("--grid")
+    return chosen
 
 
 @pytest.fixture

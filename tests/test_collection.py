@@ -33,3 +33,21 @@ def test_k_picks_rows_by_their_names() -> None:
     )  # fmt: skip
     rows = [line.rpartition("[")[2] for line in done.stdout.splitlines() if "::" in line]
     assert rows == ["zero1-dp4]", "zero2-dp4]", "zero3-dp4]"]
+
+
+def test_grid_says_how_many_of_the_published_shapes_are_listed() -> None:
+    def rows(grid: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", LIST, "--hw", "a100", "--grid", grid, "-k", "gpt2-fwd_bwd-eager"],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return [line.rpartition("[")[2] for line in done.stdout.splitlines() if "::" in line]
+
+    assert rows("headline") == [
+        f"gpt2-fwd_bwd-eager-b{batch}-s{length}]" for length in (512, 1024) for batch in (16, 64)
+    ]
+    assert rows("published") == [
+        f"gpt2-fwd_bwd-eager-b{batch}-s{length}-published]"
+        for length in (512, 1024)
+        for batch in (2, 4, 8, 16, 32, 64)
+    ]

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from pytest_trainbench.record import Record
 
-TABLES: dict[str, str] = {}
+TABLES: dict[str, str] = {
+    "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
+    "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
+}
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""
 

@@ -1,0 +1,238 @@
+"""Step builders that train nothing: one layer, one matrix product, one element-wise product, on one device.
+
+What is too short for the clock is repeated within a step: see :func:`repeats`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bench_tests.layers import COUNTINGS, DIRECTIONS, find_layer, find_mode
+from bench_tests.layers.transformer import TransformerLayer
+from bench_tests.strategies.recipe import PRECISIONS
+from pytest_trainbench import Step
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+SEED = 1234
+"""Of weights and data."""
+
+LEAST_FLOPS, LEAST_BYTES, LEAST_ON_A_CPU = 1e12, 5e9, 1e6
+"""What a step does at least: see :func:`repeats`."""
+
+
+def layer_pass(
+    mesh: DeviceMesh,
+    *,
+    layer: str,
+    direction: str,
+    mode: str,
+    precision: str,
+    batch: int,
+    sequence: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    counting: str = "exact",
+) -> Step:
+    """Passes of one layer whose weights are in ``precision``, over random states.
+
+    ``layer``, ``mode``, ``direction`` and ``counting`` are named in :mod:`bench_tests.layers`. Backward starts
+    from a random gradient of the output; gradients of weights and inputs replace those of the pass before. Raises
+    ``ValueError`` for a name or a combination that does not exist.
+    """
+    row, how, device = find_layer(layer), find_mode(mode), _device(mesh)
+    _choose("direction", direction, DIRECTIONS)
+    _choose("counting", counting, COUNTINGS)
+    _choose("precision", precision, PRECISIONS)
+    if counting == "published" and direction == "fwd":
+        raise ValueError("counting 'published' differs from 'exact' in the backward pass, and direction is 'fwd'")
+    if how.graphed and device.type != "cuda":
+        raise ValueError(f"mode {mode!r} needs a CUDA device, and this one is a {device.type}")
+
+    _set_products(precision)
+    torch.manual_seed(SEED)
+    with device:
+        module = row.build(hidden=hidden, heads=heads, ffn=ffn, sequence=sequence, attention=how.attention)
+        module = module.to(PRECISIONS[precision])
+        states = torch.randn(module.sources, batch, sequence, hidden, dtype=PRECISIONS[precision]).unbind()
+    run_layer: Callable[..., Tensor] = torch.compile(module, dynamic=False, fullgraph=True) if how.compiled else module
+    forward_flops = row.forward_flops(samples=batch, sequence=sequence, hidden=hidden, ffn=ffn)
+    if direction == "fwd":
+        once, written = _forward(run_layer, states)
+        flops = forward_flops
+    else:
+        once, written = _forward_backward(module, run_layer, states, inputs_too=counting == "exact")
+        flops = 3 * forward_flops
+    once = _graphed(once, written) if how.graphed else once
+    count = repeats(flops, device.type, least=LEAST_FLOPS)
+    return Step(
+        run=_repeated(once, count),
+        trains=False,
+        samples=batch * count,
+        tokens=batch * sequence * count,
+        flops=flops * count,
+        # The counter sees neither into compiled code nor into a graph, nor what published counting makes up.
+        counts_flops=not (how.compiled or how.graphed) and counting == "exact",
+        dtype=precision,
+        parameters=lambda: written,
+        figures=lambda: _figures(written, passes_per_step=count),
+    )
+
+
+def matrix_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
+    """Products of two square matrices of ``size``, of normally distributed numbers.
+
+    fp8 is e4m3 into bf16, accumulated in fp32 throughout, as the peaks in the hardware table are. Raises
+    ``ValueError`` for a format that there is none of.
+    """
+    formats = {**PRECISIONS, "fp8": torch.float8_e4m3fn}
+    _choose("precision", precision, formats)
+    device = _device(mesh)
+    _set_products(precision)
+    torch.manual_seed(SEED)
+    left, right = (matrix.to(formats[precision]) for matrix in torch.randn(2, size, size, device=device))
+    if precision == "fp8":
+        product = torch.zeros(size, size, dtype=torch.bfloat16, device=device)
+        right, one = right.t(), torch.ones((), device=device)  # its kernels want the right one column by column
+
+        def once() -> None:
+            torch._scaled_mm(left, right, one, one, out_dtype=product.dtype, out=product)
+    else:
+        product = torch.zeros_like(left)
+
+        def once() -> None:
+            torch.mm(left, right, out=product)
+
+    flops = 2.0 * size**3
+    count = repeats(flops, device.type, least=LEAST_FLOPS)
+    return Step(
+        run=_repeated(once, count),
+        trains=False,
+        samples=count,
+        flops=flops * count,
+        dtype=precision,
+        parameters=lambda: [product],
+        figures=lambda: _figures([product], passes_per_step=count),
+    )
+
+
+def vector_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
+    """Element-wise products of two vectors of ``size`` numbers: one operation for three numbers moved.
+
+    ``figure.bytes_per_step`` is what has to be moved, if no cache keeps it: two vectors read, one written. Raises
+    ``ValueError`` for a format that there is none of.
+    """
+    _choose("precision", precision, PRECISIONS)
+    device = _device(mesh)
+    torch.manual_seed(SEED)
+    left, right = (vector.to(PRECISIONS[precision]) for vector in torch.randn(2, size, device=device))
+    product = torch.zeros_like(left)
+    moved = 3 * product.nbytes
+    count = repeats(moved, device.type, least=LEAST_BYTES)
+    return Step(
+        run=_repeated(lambda: torch.mul(left, right, out=product), count),
+        trains=False,
+        samples=count,
+        flops=float(size * count),
+        counts_flops=False,  # the counter counts matrix products only
+        dtype=precision,
+        parameters=lambda: [product],
+        figures=lambda: _figures([product], passes_per_step=count, bytes_per_step=moved * count),
+    )
+
+
+def repeats(amount: float, device_type: str, *, least: float) -> int:
+    """How often a step repeats a pass that does ``amount`` of work, so that it does ``least`` of it.
+
+    A device's events tell 0.5 µs apart (CUDA's ``cudaEventElapsedTime``). 10¹² FLOPs or 5·10⁹ bytes take the fastest
+    devices of the hardware table 0.2 ms or more, so that is 0.3 % at most. A CPU has a finer clock and is slower: there
+    10⁶ of either are enough.
+    """
+    return max(1, math.ceil((LEAST_ON_A_CPU if device_type == "cpu" else least) / amount))
+
+
+def _forward(run_layer: Callable[..., Tensor], states: Sequence[Tensor]) -> tuple[Callable[[], None], list[Tensor]]:
+    written = [torch.zeros_like(states[0])]
+
+    @torch.no_grad()
+    def once() -> None:
+        written[:] = [run_layer(*states)]
+
+    return once, written
+
+
+def _forward_backward(
+    module: TransformerLayer, run_layer: Callable[..., Tensor], states: Sequence[Tensor], *, inputs_too: bool
+) -> tuple[Callable[[], None], list[Tensor]]:
+    wanted: list[Tensor] = list(module.parameters())
+    if inputs_too:
+        wanted += [tensor.requires_grad_() for tensor in states]
+    above = torch.randn_like(states[0])
+    written = [torch.zeros_like(tensor) for tensor in wanted]
+
+    def once() -> None:
+        for tensor in wanted:
+            tensor.grad = None  # else the new gradient is added to it, which no step that clears gradients does
+        torch.autograd.backward(run_layer(*states), above)
+        written[:] = [tensor.grad for tensor in wanted if tensor.grad is not None]
+
+    return once, written
+
+
+def _graphed(once: Callable[[], None], written: list[Tensor]) -> Callable[[], None]:
+    """``once``, recorded as a CUDA graph; a replay writes to ``written`` again.
+
+    Step by step as torch's notes say: https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
+    """
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    # What the process group's watchdog thread asks the device meanwhile must not spoil the recording.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        once()
+    for tensor in written:
+        tensor.zero_()  # recording runs nothing: these hold whatever was there before
+    return graph.replay
+
+
+def _repeated(once: Callable[[], object], count: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            once()
+
+    return run
+
+
+def _set_products(precision: str) -> None:
+    """TF32 is a switch of the whole process; the other formats are chosen tensor by tensor."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def _device(mesh: DeviceMesh) -> torch.device:
+    """The rank's own, with its index."""
+    if mesh.size() != 1:
+        raise ValueError(f"a layer or product is measured on one device, and the mesh has {mesh.size()}")
+    return torch.empty(0, device=mesh.device_type).device
+
+
+def _choose(what: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        raise ValueError(f"{what} {name!r} is unknown; known: {', '.join(names)}")
+
+
+def _figures(written: Iterable[Tensor], **figures: float) -> dict[str, float]:
+    """``figures``; raises ``FloatingPointError`` where what they are of overflowed, and is no layer's work."""
+    if not all(bool(tensor.isfinite().all()) for tensor in written):
+        raise FloatingPointError("a pass wrote numbers that are not finite")
+    return figures

@@ -1,0 +1,153 @@
+"""Each layer's best TFLOPS of its grid, beside the device's peak, the best matrix product, and published figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench_tests.layers import COUNTINGS, DIRECTIONS, LAYERS, MODES
+from bench_tests.layers.published import DEVICES, HIDDEN, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
+from pytest_trainbench.hardware import TABLE
+from pytest_trainbench.record import Record
+from pytest_trainbench.step import DTYPES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+ORDER: dict[str, Sequence[str]] = {
+    "layer": tuple(LAYERS),
+    "direction": DIRECTIONS,
+    "mode": tuple(MODES),
+    "precision": DTYPES,
+    "counting": COUNTINGS,
+}
+"""In which order the values of a parameter are listed; those of other parameters by their size."""
+
+
+class Best(NamedTuple):
+    """The fastest record of a group, and its TFLOPS: the median over its launches."""
+
+    tflops: float
+    record: Record
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.record.case.params
+
+
+def layers(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a layer, direction, mode, number format and counting: the best batch and sequence that was measured.
+
+    *of peak* is its part of the dense peak in the hardware table, *of product* that of the best matrix product of the
+    same format among ``records``; either is missing where there is none. The published figures of other devices stand
+    beside layers of the published size.
+    """
+    products = _best(records, "matrix_product", "precision")
+    best = _best(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
+    return _table(
+        {
+            "layer": LAYERS[layer].title,
+            "pass": direction if counting == "exact" else f"{direction} (counted as published)",
+            "mode": mode,
+            "format": precision,
+            "batch × sequence × hidden": f"{one.params['batch']} × {one.params['sequence']} × {hidden}",
+            "TFLOPS": _tflops(one.tflops),
+            "of peak": _part(one.tflops, _peak(hardware, precision)),
+            "of product": _part(one.tflops, _tflops_of(products.get((hardware, precision)))),
+            **_published(LAYER_TFLOPS[layer, direction] if hidden == HIDDEN else None),
+        }
+        for (hardware, layer, direction, mode, precision, counting, hidden), one in best.items()
+    )
+
+
+def products(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a product and number format: the best size that was measured.
+
+    *of peak* is of the dense peak for matrix products, and of the memory's bandwidth for vectors. The published figures
+    of other devices stand beside those of accelerators.
+    """
+    matrices = _best(records, "matrix_product", "precision")
+    vectors = _best(records, "vector_product", "precision")
+    return _table(
+        [
+            {
+                "product": "matrix",
+                "format": precision,
+                "size": f"{one.params['size']:,} × {one.params['size']:,}",
+                "TFLOPS": _tflops(one.tflops),
+                "GB/s": "",
+                "of peak": _part(one.tflops, _peak(hardware, precision)),
+                **_published(None if hardware.startswith("cpu-") else MATRIX_PRODUCT_TFLOPS.get(precision)),
+            }
+            for (hardware, precision), one in matrices.items()
+        ]
+        + [
+            {
+                "product": "vector",
+                "format": precision,
+                "size": f"{one.params['size']:,}",
+                "TFLOPS": _tflops(one.tflops),
+                "GB/s": f"{_gb_per_s(one.record):,.0f}",
+                "of peak": _part(_gb_per_s(one.record), _bandwidth_gb_per_s(hardware)),
+                **_published(None if hardware.startswith("cpu-") else VECTOR_PRODUCT_TFLOPS),
+            }
+            for (hardware, precision), one in vectors.items()
+        ]
+    )
+
+
+def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
+    """The best of each hardware and combination of the named parameters, in :data:`ORDER`. Records that did not end
+    well have no figure and no part in it."""
+
+    def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        hardware, *values = key
+        pairs = zip(names, values, strict=True)
+        return hardware, *(ORDER[name].index(value) if name in ORDER else value for name, value in pairs)
+
+    groups: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
+    for record in records:
+        if record.case.builder.endswith(f":{builder}") and record.outcome == "ok":
+            key = (record.hardware, *(record.case.params[name] for name in names))
+            groups[key].append(Best(median(record.values("tflops_per_device")), record))
+    return {key: max(groups[key], key=lambda one: one.tflops) for key in sorted(groups, key=rank)}
+
+
+def _table(lines: Iterable[dict[str, str]]) -> pd.DataFrame | None:
+    """Without the columns that no line has anything in."""
+    import pandas as pd
+
+    table = pd.DataFrame(lines)
+    return None if table.empty else table.loc[:, (table != "").any()]
+
+
+def _gb_per_s(record: Record) -> float:
+    return median(launch.figures["bytes_per_step"] / launch.metrics["step_ms"] / 1e6 for launch in record.launches)
+
+
+def _bandwidth_gb_per_s(hardware: str) -> float | None:
+    return TABLE[hardware].bandwidth_gb_s if hardware in TABLE else None
+
+
+def _peak(hardware: str, precision: str) -> float | None:
+    return TABLE[hardware].peak_tflops.get(precision) if hardware in TABLE else None
+
+
+def _tflops_of(best: Best | None) -> float | None:
+    return best.tflops if best else None
+
+
+def _published(figures: Sequence[float | None] | None) -> dict[str, str]:
+    texts = ["" if figure is None else f"{figure:g}" for figure in figures or [None] * len(DEVICES)]
+    return dict(zip((f"published {device}" for device in DEVICES), texts, strict=True))
+
+
+def _part(value: float, whole: float | None) -> str:
+    return "" if whole is None else f"{value / whole:.0%}"
+
+
+def _tflops(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,162 @@
+"""The tables of layers: the best of a grid, beside what it could have been."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from samples import failed, record
+
+from bench_tests.layers import DIRECTIONS, LAYERS
+from bench_tests.layers.published import DEVICES, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
+from bench_tests.tables.layers import layers, products
+from pytest_trainbench.case import Case
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch, Record
+
+H200 = "h200-sxm-141gb"
+"""989.4 TFLOPS in 16 bits, 494.7 in tf32, 4,800 GB/s."""
+
+BERT = {
+    "layer": "bert", "direction": "fwd_bwd", "mode": "sdpa", "precision": "bf16", "batch": 64, "sequence": 512,
+    "hidden": 1024, "heads": 16, "ffn": 4096, "counting": "exact",
+}  # fmt: skip
+
+
+def measured(builder: str, *tflops: float, hardware: str = H200, step_ms: float = 1.0, **params: Any) -> Record:
+    """One launch for each figure; a step moves 4.2 GB, if anything."""
+    launches = [
+        Launch(
+            step_ms=[step_ms],
+            metrics={"step_ms": step_ms, "tflops_per_device": value},
+            figures={"bytes_per_step": 4.2e9},
+        )
+        for value in tflops
+    ]
+    case = Case(builder=f"bench_tests.layers.steps:{builder}", mesh=MeshShape(), params=params)
+    return record(*launches, of=case, hardware=hardware)
+
+
+def layer(*tflops: float, hardware: str = H200, **params: Any) -> Record:
+    return measured("layer_pass", *tflops, hardware=hardware, **{**BERT, **params})
+
+
+def test_headline_is_the_best_of_the_grid_with_where_it_was_found() -> None:
+    records = [
+        layer(428, 432, 900, batch=64),  # a median, so that one lucky launch is no headline
+        layer(440, 444, 445, batch=128),
+        layer(350, 350, 350, batch=16, sequence=128),
+        measured("matrix_product", 769, precision="bf16", size=4096),
+        measured("matrix_product", 792, precision="bf16", size=8192),
+        measured("matrix_product", 2000, precision="fp16", size=8192),
+    ]
+    table = layers(records)
+    assert table is not None
+    assert table.to_dict("records") == [
+        {
+            "layer": "BERT layer",
+            "pass": "fwd_bwd",
+            "mode": "sdpa",
+            "format": "bf16",
+            "batch × sequence × hidden": "128 × 512 × 1024",
+            "TFLOPS": "444",
+            "of peak": "45%",
+            "of product": "56%",
+            "published A100 80GB": "136",
+            "published A6000": "70",
+            "published V100 32GB": "64",
+            "published 3090 Ti": "62",
+        }
+    ]
+
+
+def test_each_layer_direction_mode_format_and_counting_has_its_line_whatever_the_order_of_records() -> None:
+    others = [
+        {"layer": "gpt2"}, {"direction": "fwd"}, {"mode": "eager"}, {"precision": "fp16"}, {"counting": "published"},
+    ]  # fmt: skip
+    table = layers([*(layer(100, **other) for other in others), layer(100)])
+    assert table is not None
+    assert table[["layer", "pass", "mode", "format"]].to_numpy().tolist() == [
+        ["BERT layer", "fwd", "sdpa", "bf16"],
+        ["BERT layer", "fwd_bwd", "eager", "bf16"],
+        ["BERT layer", "fwd_bwd", "sdpa", "bf16"],
+        ["BERT layer", "fwd_bwd (counted as published)", "sdpa", "bf16"],
+        ["BERT layer", "fwd_bwd", "sdpa", "fp16"],
+        ["GPT-2 layer", "fwd_bwd", "sdpa", "bf16"],
+    ]
+
+
+def test_without_a_peak_a_product_or_the_published_size_nothing_is_made_up() -> None:
+    table = layers([layer(0.05, hardware="cpu-amd-epyc-2c", hidden=64)])
+    assert table is not None
+    (line,) = table.to_dict("records")
+    assert line == {
+        "layer": "BERT layer",
+        "pass": "fwd_bwd",
+        "mode": "sdpa",
+        "format": "bf16",
+        "batch × sequence × hidden": "64 × 512 × 64",
+        "TFLOPS": "0.05",
+    }
+
+
+def test_a_product_of_other_hardware_is_no_measure() -> None:
+    table = layers([layer(400), measured("matrix_product", 230, hardware="a100-sxm-80gb", precision="bf16", size=8192)])
+    assert table is not None
+    assert "of product" not in table
+
+
+def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
+    case = Case(builder="bench_tests.layers.steps:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128})
+    table = layers([record(failed("oom"), of=case, hardware=H200), layer(432, batch=64)])
+    assert table is not None
+    assert table["batch × sequence × hidden"].tolist() == ["64 × 512 × 1024"]
+
+
+def test_products_are_held_against_peak_and_bandwidth() -> None:
+    table = products(
+        [
+            measured("matrix_product", 402, precision="tf32", size=4096),
+            measured("matrix_product", 349, precision="tf32", size=16384),
+            measured("vector_product", 0.7, precision="bf16", size=2**28),
+        ]
+    )
+    assert table is not None
+    assert table.to_dict("records") == [
+        {
+            "product": "matrix",
+            "format": "tf32",
+            "size": "4,096 × 4,096",
+            "TFLOPS": "402",
+            "GB/s": "",
+            "of peak": "81%",
+            "published A100 80GB": "116",
+            "published A6000": "60",
+            "published V100 32GB": "",
+            "published 3090 Ti": "42",
+        },
+        {
+            "product": "vector",
+            "format": "bf16",
+            "size": "268,435,456",
+            "TFLOPS": "0.7",
+            "GB/s": "4,200",
+            "of peak": "88%",
+            "published A100 80GB": "0.202",
+            "published A6000": "0.082",
+            "published V100 32GB": "0.098",
+            "published 3090 Ti": "0.107",
+        },
+    ]
+
+
+@pytest.mark.parametrize("table", [layers, products])
+def test_records_of_other_suites_have_no_part(table: Any) -> None:
+    assert table([record()]) is None
+    assert table([]) is None
+
+
+def test_every_layer_and_direction_has_a_published_figure_of_every_device() -> None:
+    assert set(LAYER_TFLOPS) == {(layer, direction) for layer in LAYERS for direction in DIRECTIONS}
+    figures = [*LAYER_TFLOPS.values(), *MATRIX_PRODUCT_TFLOPS.values(), VECTOR_PRODUCT_TFLOPS]
+    assert {len(row) for row in figures} == {len(DEVICES)}
