@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_trainbench.record import Record
 
 TABLES: dict[str, str] = {
+    "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
 }
