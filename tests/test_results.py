@@ -25,7 +25,7 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
     lines = [line for line in text.splitlines() if line.startswith("| sharding")]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
         ["sharding[big-dp4]", "4", "OOM", *[""] * 9],
-        ["sharding[ddp-dp4]", "4", "40.0", "100.00", "60.00", "host", "700", "3", "2.0%", "0123abcd", ""],
+        ["sharding[ddp-dp4]", "4", "40.0", "100.00", "60.00", "host", "700", "", "3", "2.0%", "0123abcd", ""],
     ]
     assert text.endswith(
         "No result is of more than 4 devices.\n\n"
