@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench_tests import float8
+from bench_tests.graphs import find_graph
 from bench_tests.models import find_model
 from bench_tests.strategies import find_strategy
 from bench_tests.strategies.recipe import Recipe
@@ -24,13 +26,17 @@ def train_step(
     precision: str,
     micro_batch: int,
     micro_batches: int = 1,
+    learning_rate: float | None = None,
+    graph: str | None = None,
     **sample: Any,
 ) -> Step:
     """One optimisation step of ``model`` on ``mesh``, whose only axis is ``dp``.
 
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
     that open (``sequence`` tokens). The result depends on their total over all ranks only, not on how they are split.
-    Raises ``ValueError`` for a name or a combination that does not exist.
+    ``learning_rate`` replaces the one of the model's row. With ``graph`` the model is compiled, and the strategy wraps
+    what comes out. In ``fp8`` only the linear layers of the blocks take 8-bit numbers, and all FLOPs are held against
+    that peak. Raises ``ValueError`` for a name or a combination that does not exist.
     """
     dp = mesh["dp"]
     if mesh.size() != dp.size():
@@ -42,9 +48,13 @@ def train_step(
     # TF32 is a switch of the whole process; the other formats are chosen tensor by tensor.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     device = torch.empty(0, device=mesh.device_type).device  # with its index
-    recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
+    recipe = Recipe(precision=precision, learning_rate=learning_rate or model_row.learning_rate, device=device)
     module = model_row.build(device, **sample)
     flops_per_sample, tokens_per_sample = module.flops_per_sample(), module.tokens_per_sample
+    if precision == "fp8":
+        float8.convert(module, device)
+    if graph is not None:
+        find_graph(graph).compile(module)
 
     samples = micro_batch * micro_batches * dp.size()
     pools = module.draw(samples)
@@ -60,6 +70,7 @@ def train_step(
         samples=samples,
         tokens=None if tokens_per_sample is None else samples * tokens_per_sample,
         flops=None if flops_per_sample is None else samples * flops_per_sample,
+        counts_flops=graph is None,
         dtype=precision,
         parameters=trainee.parameters,
         replicated=trainee.replicated,

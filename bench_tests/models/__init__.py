@@ -58,11 +58,27 @@ MODELS = {
         learning_rate=1e-4,
         parameters=1_313_722_368,
     ),
+    "bert-tiny": Model(
+        builder="bench_tests.models.bert:bert",
+        dimensions={"layers": 2, "hidden": 128, "heads": 2, "vocabulary": 1024, "positions": 128},
+        learning_rate=2e-3,
+    ),
     "bert-base": Model(
         builder="bench_tests.models.bert:bert",
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512},
         learning_rate=1e-4,
         parameters=110_106_428,
+    ),
+    "bert-large": Model(
+        builder="bench_tests.models.bert:bert",
+        dimensions={"layers": 24, "hidden": 1024, "heads": 16, "vocabulary": 30_522, "positions": 512},
+        learning_rate=1e-4,
+        parameters=336_226_108,
+    ),
+    "bert-1.5b": Model(
+        builder="bench_tests.models.bert:bert",
+        dimensions={"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 30_522, "positions": 512},
+        learning_rate=5e-5,
     ),
     "deberta-v3-base": Model(
         builder="bench_tests.models.bert:deberta_v3",

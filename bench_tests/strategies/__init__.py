@@ -90,17 +90,20 @@ STRATEGIES = {
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 1 (optimizer state)",
         options={"stage": 1, **ZERO_OPTIONS},
+        accumulates=True,
         loss_tolerance=ZERO_TOLERANCE,
     ),
     "zero2": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 2 (+ gradients)",
         options={"stage": 2, **ZERO_OPTIONS},
+        accumulates=True,
         loss_tolerance=ZERO_TOLERANCE,
     ),
     "zero3": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 3 (+ parameters)",
+        accumulates=True,
         loss_tolerance=ZERO_TOLERANCE,
         options={
             "stage": 3,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.strategies.recipe import LOSS_SCALE_POWER, Recipe, Trainee
 
 
 def zero(
@@ -18,10 +19,14 @@ def zero(
     recipe: Recipe,
     *,
     stage: int,
+    micro_batches: int = 1,
     leaf_blocks: bool = False,
     **options: Any,
 ) -> Trainee:
     """``options`` are those of DeepSpeed's ``zero_optimization``.
+
+    The samples of a step are taken in ``micro_batches`` equal parts. DeepSpeed adds their gradients up, in the type of
+    its weights, and knows the last of them: what it does on the others is no update and, below stage 2, no reduction.
 
     With ``leaf_blocks`` stage 3 gathers and releases a block at once; otherwise each layer inside it, for
     which the host runs its hooks and its bookkeeping many times as often.
@@ -37,6 +42,7 @@ def zero(
         deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only reported: what a batch holds is our business
+        "gradient_accumulation_steps": micro_batches,
         "zero_optimization": {"stage": stage, **options},
         # DeepSpeed clips at 1 unless told otherwise; nothing else here clips.
         "gradient_clipping": 0.0,
@@ -45,9 +51,9 @@ def zero(
         # Its throughput timer waits for the device twice a step.
         "timers": {"throughput": {"enabled": False}},
         # As with autocast, an infinite bf16 gradient shows in the loss: looking for one makes the host wait.
-        "bf16": {"enabled": recipe.precision == "bf16", "check_grad_overflow": False},
+        "bf16": {"enabled": recipe.dtype is torch.bfloat16, "check_grad_overflow": False},
         # A loss scale that starts and falls as torch's GradScaler's does.
-        "fp16": {"enabled": recipe.precision == "fp16", "initial_scale_power": 16, "hysteresis": 1},
+        "fp16": {"enabled": recipe.dtype is torch.float16, "initial_scale_power": LOSS_SCALE_POWER, "hysteresis": 1},
     }
     if stage < 3:
         # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.
@@ -55,10 +61,13 @@ def zero(
     engine, *_ = deepspeed.initialize(model=model, optimizer=recipe.adamw(model.parameters()), config=config)
 
     def run(*batch: Tensor) -> Tensor:
-        loss: Tensor = engine(*batch)
-        engine.backward(loss)
-        engine.step()
-        return loss.detach()
+        total = batch[0].new_zeros((), dtype=torch.float32)
+        for part in zip(*(tensor.chunk(micro_batches) for tensor in batch), strict=True):
+            loss: Tensor = engine(*part)
+            engine.backward(loss)
+            engine.step()
+            total += loss.detach()
+        return total / micro_batches
 
     def parameters() -> list[Tensor]:
         return [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]

@@ -15,6 +15,10 @@ from pytest_trainbench.step import DTYPES
 
 _ID = r"[a-z0-9]+(-[a-z0-9]+)*"
 
+NVIDIA_SINCE = {"fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
+"""Lowest compute capability with each format. Source: CUDA C++ Programming Guide, "Arithmetic Instructions" and
+"Warp Matrix Functions"."""
+
 MEMORY_TOLERANCE = 0.12
 """How far a device's memory may be from its row's, as a fraction. Drivers report up to 8 % less than the name
 says (ECC, reserved); devices that share a name differ by a factor of two."""
@@ -195,18 +199,26 @@ class Hardware:
     @property
     def amp(self) -> str:
         """What mixed precision means here: ``bf16`` where the device has it, otherwise ``fp16``."""
-        return "bf16" if self._has("bf16", kinds=("cpu", "hpu", "xpu", "npu")) else "fp16"
+        return "bf16" if self.has("bf16") else "fp16"
 
     @property
     def full(self) -> str:
         """What single precision means here: ``tf32`` products where the device has them, else ``fp32``."""
-        return "tf32" if self._has("tf32", kinds=()) else "fp32"
+        return "tf32" if self.has("tf32") else "fp32"
 
-    def _has(self, dtype: str, *, kinds: tuple[str, ...]) -> bool:
+    def has(self, dtype: str) -> bool:
+        """Whether the device multiplies matrices of ``dtype``: from its row, or for a CPU and for a device that is not
+        in the table, from what all of its kind have.
+
+        Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.step.DTYPES`.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
         if self.accelerator is not None and self.accelerator.peak_tflops:
             return dtype in self.accelerator.peak_tflops
-        # NVIDIA's first devices with bf16 and tf32 are Ampere, 8.0.
-        return self.kind in kinds or (self.compute_capability or (0, 0)) >= (8, 0)
+        if self.compute_capability is not None:
+            return self.compute_capability >= NVIDIA_SINCE[dtype]
+        return dtype in ("fp32", "fp16") or (dtype == "bf16" and self.kind in ("cpu", "hpu", "xpu", "npu"))
 
 
 def families() -> tuple[str, ...]:

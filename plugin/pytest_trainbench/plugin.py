@@ -241,9 +241,7 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
     except (TypeError, ValueError) as error:
         pytest.fail(str(error), pytrace=False)
     if shape.world_size > session.available:
-        reason = f"needs {shape.world_size} devices, has {session.available}"
-        session.rows.append(Row(label=_label(request.node), verdict=Verdict(outcome="skipped", reason=reason)))
-        pytest.skip(reason)
+        pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
     return shape
 
 
@@ -324,6 +322,16 @@ def bench(
         return record
 
     return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+    """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too."""
+    report = yield
+    if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+        verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
+        item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

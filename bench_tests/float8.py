@@ -1,0 +1,19 @@
+"""Training with 8-bit matrix products, from torchao."""
+
+from __future__ import annotations
+
+import torch
+
+from bench_tests.models.trainable import Trainable
+
+
+def convert(model: Trainable, device: torch.device) -> None:
+    """Make the linear layers of the blocks multiply in float8, in place: their three products, forward and backward,
+    take e4m3 inputs and weights and e5m2 gradients, each tensor scaled by its own largest element at every use.
+
+    Parameters stay what they are. Attention, embeddings, the head and what follows it are left alone. A CPU emulates
+    the products: the same rounding, none of the speed.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    convert_to_float8_training(model.blocks, config=Float8LinearConfig(emulate=device.type == "cpu"))
