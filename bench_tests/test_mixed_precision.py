@@ -1,0 +1,73 @@
+"""Mixed precision: BERT pre-training in every number format of matrix products, eager and compiled, on more and more
+devices.
+
+Run a part of it: ``pytest bench_tests -k "mixed_precision and bf16" --hw h200``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from pytest_trainbench import MeshShape
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.step import DTYPES
+
+WORK = {
+    "smoke": {"model": "bert-tiny", "sequence": 32, "micro_batch": 4},
+    "seed": {"model": "bert-base", "sequence": 512, "micro_batch": 16},
+}
+
+LOSS_TOLERANCE = {"fp8": 0.02}
+"""Of formats that need more than the usual 0.01: one float8 gradient that is rounded the other way is 25 % off."""
+
+
+@pytest.fixture
+def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
+    """A number format that this device has; skips where it has not."""
+    name: str = request.param
+    if not hardware.has(name):
+        pytest.skip(f"{hardware.device_name} has no {name} products")
+    if name == "fp8" and find_spec("torchao") is None:
+        pytest.skip("fp8 needs torchao: pip install torchao")
+    return name
+
+
+@pytest.mark.profiles(mesh={"smoke": ["dp1", "dp2"], "seed": ["dp1", "dp2", "dp4"]})
+@pytest.mark.parametrize("precision", DTYPES, indirect=True)
+def test_mixed_precision(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str
+) -> None:
+    """Any number of devices trains as one does in the same format."""
+    train(bench, mesh, profile, plan, precision)
+
+
+@pytest.mark.profiles(
+    precision={"smoke": ["fp32"], "seed": DTYPES},
+    mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]},
+)
+def test_mixed_precision_compiled(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str
+) -> None:
+    """The compiled model computes what the eager one does in the same format."""
+    train(bench, mesh, profile, plan, precision, graph="inductor")
+
+
+def train(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str, **graph: Any
+) -> None:
+    bench(
+        "bench_tests.training:train_step",
+        mesh=mesh,
+        plan=plan,
+        reference={"strategy": "reference", "micro_batches": mesh.dp, "graph": None},
+        loss_tolerance=LOSS_TOLERANCE.get(precision, 0.01),
+        strategy="ddp-fp32" if precision in ("fp32", "tf32") else "ddp",
+        precision=precision,
+        **WORK[profile],
+        **graph,
+    )
