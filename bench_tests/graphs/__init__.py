@@ -1,4 +1,4 @@
-"""Ways to capture a model's computation as a graph and run that instead, by name. A row is a ``torch.compile`` backend."""
+"""Ways to capture a model's computation as a graph and run that instead, by name: backends of ``torch.compile``."""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ TABLES: dict[str, str] = {
     "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
+    "Mixed precision": "bench_tests.tables.mixed_precision:mixed_precision",
+    "Scaling efficiency": "bench_tests.tables.scaling:scaling",
+    "Samples and time to a loss": "bench_tests.tables.scaling:time_to_loss",
 }
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""

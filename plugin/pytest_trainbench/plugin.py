@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -325,7 +325,9 @@ def bench(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too."""
     report = yield
     if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):

@@ -1,0 +1,79 @@
+"""Number formats beside each other: how much faster, how much smaller, and how they scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bench_tests.tables.trained import efficiency, middle, samples_per_s, shown, trained
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import mib
+from pytest_trainbench.step import DTYPES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODELS = ("bert-tiny", "bert-base")
+
+MODES: dict[str | None, str] = {None: "eager", "inductor": "compiled"}
+"""Value of ``graph`` -> what is said of it. Other graphs have a table of their own."""
+
+PUBLISHED = {
+    ("bert-base", 512, 16, "fp32", 4): ("103.07 ± 1.03", "17,025"),
+    ("bert-base", 512, 16, "fp16", 4): ("178.15 ± 2.10", "12,698"),
+}
+"""Model, sequence, micro-batch, number format, devices -> samples/s and peak MiB, eager, on GPUs of the V100-32GB
+class: shown, never used to judge."""
+
+
+def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a number format, mode and number of devices.
+
+    *× fp32* and *× tf32* are samples/s beside those formats in the same mode on as many devices, *× eager* beside the
+    same format without compilation. *efficiency* is per device, against the fewest devices of the same line.
+    """
+    groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
+    for record in trained(records, strategies=("ddp", "ddp-fp32")):
+        params = record.case.params
+        if params["model"] in MODELS and params.get("graph") in MODES:
+            work = record.hardware, MODELS.index(params["model"]), params["sequence"], params["micro_batch"]
+            groups[work][params["precision"], params.get("graph"), record.case.mesh.world_size] = record
+    return shown(line for _, group in sorted(groups.items()) for line in _lines(group))
+
+
+def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, str]]:
+    def order(key: tuple[str, str | None, int]) -> tuple[int, int, int]:
+        precision, graph, devices = key
+        return devices, DTYPES.index(precision), list(MODES).index(graph)
+
+    def times(record: Record, precision: str, graph: str | None, devices: int) -> str:
+        other = group.get((precision, graph, devices))
+        return "" if other is None or other is record else f"{samples_per_s(record) / samples_per_s(other):.2f}"
+
+    lines = []
+    for precision, graph, devices in sorted(group, key=order):
+        record = group[precision, graph, devices]
+        fewest = min(count for *same, count in group if same == [precision, graph])
+        peak, mfu = middle(record, "peak_allocated_bytes"), middle(record, "mfu")
+        params = record.case.params
+        work = params["model"], params["sequence"], params["micro_batch"], precision, devices
+        published = PUBLISHED.get(work, ("", "")) if graph is None else ("", "")
+        lines.append(
+            {
+                "model": f"{params['model']}, sequence {params['sequence']}",
+                "devices": str(devices),
+                "format": precision,
+                "mode": MODES[graph],
+                "samples/s": f"{samples_per_s(record):,.1f}",
+                "peak MiB": "" if peak is None else mib(peak),
+                "MFU": "" if mfu is None else f"{mfu:.1%}",
+                "× fp32": times(record, "fp32", graph, devices),
+                "× tf32": times(record, "tf32", graph, devices),
+                "× eager": times(record, precision, None, devices),
+                "efficiency": efficiency(record, group[precision, graph, fewest]),
+                "published samples/s": published[0],
+                "published MiB": published[1],
+            }
+        )
+    return lines

@@ -1,0 +1,141 @@
+"""How training scales with the number of devices: in samples a second, and in what it takes to reach a loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench_tests.models import MODELS
+from bench_tests.tables.trained import efficiency, middle, samples_per_s, shown, trained
+from pytest_trainbench.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GAUDI = "published, 8 Gaudi a node"
+
+PUBLISHED = {
+    "bert-large": ((8, 1379.76), (16, 2705.57), (32, 5291.58), (64, 9977.54)),
+    "bert-1.5b": ((8, 276.66), (64, 1883.63), (128, 3659.15)),
+}
+"""Model -> accelerators and sequences/s of the published weak scaling (ZeRO-1, bf16): shown, never used to judge."""
+
+
+class Series(NamedTuple):
+    """The same training on more and more devices; at least two numbers of them, in order."""
+
+    scaling: str
+    records: list[Record]
+
+    @property
+    def model(self) -> str:
+        name: str = self.records[0].case.params["model"]
+        return name
+
+
+def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a number of devices; the published figures of the same model below those of weak scaling.
+
+    *efficiency* is sequences/s a device against the fewest devices of the series.
+    """
+    lines = []
+    for series in _series(records):
+        for record in series.records:
+            devices = record.case.mesh.world_size
+            lines.append(
+                {
+                    "model": series.model,
+                    "scaling": series.scaling,
+                    "devices": str(devices),
+                    "where": "here",
+                    "global batch": f"{_global_batch(record):,}",
+                    "sequences/s": f"{samples_per_s(record):,.1f}",
+                    "a device": f"{samples_per_s(record) / devices:,.1f}",
+                    "efficiency": efficiency(record, series.records[0]),
+                }
+            )
+        if series.scaling == "weak":
+            lines += _published(series.model)
+    return shown(lines)
+
+
+def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a number of devices: what it takes until the loss is as low as all of the series have brought it.
+
+    That *loss* is the highest of their lowest; in brackets how far it is on the way from the mean first loss to that of
+    :func:`loss_of_frequencies`. *samples* are those trained on before the first step whose loss is no higher, and
+    *seconds* their steps at the median step time, without the start. Of the first launch: the others see the same data.
+    """
+    lines = []
+    for series in _series(records):
+        losses = [record.launches[0].losses for record in series.records]
+        goal = max(map(min, losses))
+        first = sum(seen[0] for seen in losses) / len(losses)
+        floor = loss_of_frequencies(MODELS[series.model].dimensions["vocabulary"])
+        for record, seen in zip(series.records, losses, strict=True):
+            steps = next(step for step, loss in enumerate(seen) if loss <= goal)
+            lines.append(
+                {
+                    "model": series.model,
+                    "scaling": series.scaling,
+                    "devices": str(record.case.mesh.world_size),
+                    "learning rate": f"{record.case.params['learning_rate']:.3g}",
+                    "loss": f"{goal:.3f} ({(first - goal) / (first - floor):.0%})",
+                    "steps": str(steps),
+                    "samples": f"{steps * _global_batch(record):,}",
+                    "seconds": f"{steps * (middle(record, 'step_ms') or 0.0) / 1000:.2f}",
+                }
+            )
+    return shown(lines)
+
+
+def loss_of_frequencies(vocabulary: int) -> float:
+    """Loss of a BERT that knows how often each token occurs and nothing else: the entropy of Zipf's law (see
+    :func:`bench_tests.data.token_pool`), and ln 2 for the next sentence."""
+    total = sum(1 / rank for rank in range(1, vocabulary + 1))
+    entropy = sum(math.log(rank * total) / rank for rank in range(1, vocabulary + 1)) / total
+    return entropy + math.log(2)
+
+
+def _series(records: Sequence[Record]) -> list[Series]:
+    """Weak: what a device does is the same; the learning rate follows the global batch. Strong: the global batch is."""
+    steps = [record for record in trained(records, strategies=("zero1",)) if "learning_rate" in record.case.params]
+    weak = _grouped(steps, lambda record: {**record.case.params, "learning_rate": None})
+    strong = _grouped(steps, lambda record: {**record.case.params, "micro_batches": _global_batch(record)})
+    found = [Series("weak", group) for group in weak] + [Series("strong", group) for group in strong]
+    return sorted(found, key=lambda series: list(MODELS).index(series.model))
+
+
+def _grouped(records: Sequence[Record], work: Callable[[Record], dict[str, Any]]) -> list[list[Record]]:
+    groups: dict[str, dict[int, Record]] = defaultdict(dict)
+    for record in records:
+        groups[json.dumps([record.hardware, work(record)], sort_keys=True)][record.case.mesh.world_size] = record
+    return [[group[devices] for devices in sorted(group)] for group in groups.values() if len(group) > 1]
+
+
+def _global_batch(record: Record) -> int:
+    params = record.case.params
+    samples: int = params["micro_batch"] * params.get("micro_batches", 1) * record.case.mesh.world_size
+    return samples
+
+
+def _published(model: str) -> list[dict[str, str]]:
+    rows = PUBLISHED.get(model, ())
+    return [
+        {
+            "model": model,
+            "scaling": "weak",
+            "devices": str(devices),
+            "where": GAUDI,
+            "global batch": "",
+            "sequences/s": f"{sequences_per_s:,.1f}",
+            "a device": f"{sequences_per_s / devices:,.1f}",
+            "efficiency": "base"
+            if devices == rows[0][0]
+            else f"{sequences_per_s / devices / (rows[0][1] / rows[0][0]):.1%} of {rows[0][0]}",
+        }
+        for devices, sequences_per_s in rows
+    ]
