@@ -22,6 +22,7 @@ from pytest_trainbench.hardware import (
     resolve,
     tidy_cpu_name,
 )
+from pytest_trainbench.step import DTYPES
 
 MIB = 2**20
 CPU = Found(cpu_model="Intel(R) Xeon(R) Platinum 8481C CPU @ 2.00GHz", cores=2, cpu_memory_bytes=64 * 2**30)
@@ -192,6 +193,24 @@ def test_memory_tells_apart_what_shares_a_name():
 def test_volta_has_neither_bf16_nor_tf32():
     v100 = resolve("v100", found(("Tesla V100-SXM2-16GB", 16160), capability=(7, 0)))
     assert (v100.amp, v100.full, v100.peak_tflops("bf16")) == ("fp16", "fp32", None)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "formats"),
+    [
+        (resolve("cpu", CPU), {"fp32", "bf16", "fp16"}),
+        (resolve("h200", H200X4), set(DTYPES)),
+        (resolve("v100", found(("Tesla V100-SXM2-16GB", 16160), capability=(7, 0))), {"fp32", "fp16"}),
+        (resolve("auto", found(("NVIDIA RTX A4000", 16376), capability=(8, 6))), {"fp32", "tf32", "bf16", "fp16"}),
+        (resolve("auto", found(("NVIDIA RTX 2000 Ada", 16376), capability=(8, 9))), set(DTYPES)),
+        (resolve("auto", found(("A new NPU", 65536), kind="npu", capability=None)), {"fp32", "bf16", "fp16"}),
+    ],
+    ids=lambda value: value.id if isinstance(value, Hardware) else "",
+)
+def test_formats_are_those_of_the_row_and_without_one_those_of_the_kind(hardware: Hardware, formats: set[str]):
+    assert {dtype for dtype in DTYPES if hardware.has(dtype)} == formats
+    with pytest.raises(ValueError, match="dtype 'int8' is unknown"):
+        hardware.has("int8")
 
 
 def test_an_unknown_device_has_an_id_and_no_peak():

@@ -20,7 +20,12 @@ def attention_that_the_counter_knows(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("bert-base", 110_106_428), ("gpt-1.3b", 1_313_722_368), ("deberta-v3-base", 184_551_780)],
+    [
+        ("bert-base", 110_106_428),
+        ("bert-large", 336_226_108),
+        ("gpt-1.3b", 1_313_722_368),
+        ("deberta-v3-base", 184_551_780),
+    ],
 )
 def test_parameter_count_is_the_published_one(name, parameters):
     model = find_model(name).build("meta")
@@ -34,7 +39,7 @@ def test_blocks_are_the_layers(name):
     assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-1.3b", "bert-base"])
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt-1.3b", "bert-base", "bert-1.5b"])
 def test_flops_by_formula_are_those_that_torch_counts(name):
     model = find_model(name).build("meta")
     samples = 2
@@ -53,6 +58,16 @@ def test_flops_of_a_sample_are_the_published_ones(name, sequence, tflops):
     flops = find_model(name).build("meta", sequence=sequence).flops_per_sample()
 
     assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
+
+
+def test_the_loss_of_16_bit_weights_is_not_rounded_to_16_bits():
+    """A loss near 8 would move in steps of 1/32."""
+    model = find_model("bert-tiny").build("cpu", sequence=16).to(torch.bfloat16)
+    (pool,) = model.draw(2)
+
+    loss = model(pool[0])
+
+    assert loss.dtype == torch.float32 and loss.bfloat16() != loss
 
 
 def test_weights_are_the_same_on_every_rank():

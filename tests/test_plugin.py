@@ -155,6 +155,40 @@ def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
 
 
+def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_none(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.fixture
+        def fast_format(hardware):
+            pytest.skip("no fp8 here")
+
+        def test_by_a_fixture(bench, fast_format): ...
+
+        def test_by_itself(bench):
+            pytest.skip("of its own")
+
+        @pytest.mark.skipif(True, reason="by a marker")
+        def test_by_a_marker(bench): ...
+
+        @pytest.mark.skip(reason="no case")
+        def test_plain(): ...
+        """
+    )
+    result = pytest_run(project)
+    result.assert_outcomes(skipped=4)
+    result.stdout.fnmatch_lines(
+        [
+            "*trainbench: 3 skipped*",
+            "skipped: by_a_fixture: no fp8 here",
+            "skipped: by_itself: of its own",
+            "skipped: by_a_marker: by a marker",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*no case*")
+
+
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
 def test_where_nothing_could_be_measured_ci_is_red(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int

@@ -71,6 +71,79 @@ def test_in_16_bits_every_strategy_stays_within_the_suites_tolerance(
     assert loss_fault(one.losses, references[precision].losses, STRATEGIES[strategy].loss_tolerance) is None
 
 
+@pytest.fixture(scope="module")
+def accumulated(
+    references: dict[str, Launch], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int], Launch]:
+    """Losses of the unsharded model whose step is two ranks' two or three micro-batches, by format and their number."""
+    folder = tmp_path_factory.mktemp("accumulated")
+    return {
+        (precision, on_each): train(
+            folder / f"{precision}-{on_each}",
+            dp=1,
+            strategy="reference",
+            micro_batches=2 * on_each,
+            precision=precision,
+        )
+        for precision in ("fp32", "bf16")
+        for on_each in (2, 3)
+    }
+
+
+@pytest.mark.parametrize("on_each", [2, 3])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 0.001), ("bf16", 0.01)])
+@pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.accumulates])
+def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batch(
+    strategy: str,
+    precision: str,
+    tolerance: float,
+    on_each: int,
+    accumulated: dict[tuple[str, int], Launch],
+    tmp_path: Path,
+) -> None:
+    whole = accumulated[precision, on_each]
+    one = train(tmp_path / "job", strategy=strategy, precision=precision, micro_batches=on_each)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, whole.losses, tolerance) is None
+    assert one.metrics["flops_per_step"] == whole.metrics["flops_per_step"]
+
+
+def test_a_strategy_that_does_not_accumulate_says_so(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="strategy 'ddp' takes one micro-batch a step, not 2"):
+        train(tmp_path / "job", strategy="ddp", precision="fp32", micro_batches=2)
+
+
+def test_a_learning_rate_of_the_case_replaces_the_models(references: dict[str, Launch], tmp_path: Path) -> None:
+    slow = train(tmp_path / "job", strategy="ddp", precision="fp32", learning_rate=1e-4)
+    assert slow.losses[0] == pytest.approx(references["fp32"].losses[0], rel=1e-6)
+    assert slow.losses[-1] > references["fp32"].losses[-1] + 0.1
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
+def test_in_fp8_the_losses_are_the_unsharded_models_and_near_those_of_bf16(
+    strategy: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    bert = {"model": "bert-tiny", "sequence": 16}
+    whole = {
+        precision: train(
+            tmp_path / precision, dp=1, strategy="reference", micro_batches=2, precision=precision, **bert
+        )
+        for precision in ("bf16", "fp8")
+    }
+    one = train(tmp_path / "job", strategy=strategy, precision="fp8", **bert)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, whole["fp8"].losses, STRATEGIES[strategy].loss_tolerance) is None
+    assert loss_fault(one.losses, whole["bf16"].losses, 0.03) is None
+    assert whole["fp8"].losses != whole["bf16"].losses
+    assert one.metrics["flops_per_step"] == whole["bf16"].metrics["flops_per_step"]
+
+
+def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, Launch], tmp_path: Path) -> None:
+    one = train(tmp_path / "job", strategy="ddp", precision="fp32", graph="inductor")
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
+
+
 def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach: it
     runs, is quick, and trains wrong."""

@@ -19,6 +19,7 @@ def trained(records: Iterable[Record], *, strategies: Sequence[str]) -> list[Rec
         for record in records
         if record.case.builder.rpartition(":")[2] == "train_step"
         and record.case.params["strategy"] in strategies
+        and record.case.memory_cap_gb is None
         and record.outcome == "ok"
     ]
 
