@@ -1,0 +1,179 @@
+"""The tables of number formats and of scaling: which records stand beside which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from samples import MIB, failed, launch, record
+
+from bench_tests.data import token_pool
+from bench_tests.tables.mixed_precision import mixed_precision
+from bench_tests.tables.scaling import loss_of_frequencies, scaling, time_to_loss
+from pytest_trainbench.case import Case
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch, Record
+
+BERT = {"model": "bert-base", "sequence": 512, "micro_batch": 16}
+LARGE = {"model": "bert-large", "strategy": "zero1", "precision": "bf16", "sequence": 128, "micro_batch": 64}
+BUILDER = "bench_tests.training:train_step"
+
+
+def trained(precision: str, devices: int, *samples_per_s: float, **params: Any) -> Record:
+    """One launch for each figure: 500 MiB and half the device's peak."""
+    launches = [launch(samples_per_s=one, peak_allocated_bytes=500 * MIB, mfu=0.5) for one in samples_per_s]
+    params = {**BERT, "strategy": "ddp", "precision": precision, **params}
+    return record(*launches, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
+
+
+def test_a_format_stands_beside_fp32_and_tf32_beside_its_eager_self_and_beside_one_device() -> None:
+    table = mixed_precision(
+        [
+            trained("fp16", 4, 400, 410, 900),  # a median, so that one lucky launch is no speed-up
+            trained("fp32", 4, 100, strategy="ddp-fp32"),
+            trained("tf32", 4, 205, strategy="ddp-fp32"),
+            trained("fp16", 1, 125),
+            trained("fp16", 4, 615, graph="inductor"),
+            trained("fp32", 4, 123, strategy="ddp-fp32", graph="inductor"),
+        ]
+    )
+    assert table is not None
+    assert table.iloc[4].to_dict() == {
+        "model": "bert-base, sequence 512",
+        "devices": "4",
+        "format": "fp16",
+        "mode": "eager",
+        "samples/s": "410.0",
+        "peak MiB": "500",
+        "MFU": "50.0%",
+        "× fp32": "4.10",
+        "× tf32": "2.00",
+        "× eager": "",
+        "efficiency": "82.0% of 1",
+        "published samples/s": "178.15 ± 2.10",
+        "published MiB": "12,698",
+    }
+    columns = ["devices", "format", "mode", "× fp32", "× tf32", "× eager", "efficiency", "published samples/s"]
+    assert table[columns].to_numpy().tolist() == [
+        ["1", "fp16", "eager", "", "", "", "base", ""],
+        ["4", "fp32", "eager", "", "0.49", "", "base", "103.07 ± 1.03"],
+        ["4", "fp32", "compiled", "", "", "1.23", "base", ""],
+        ["4", "tf32", "eager", "2.05", "", "", "base", ""],
+        ["4", "fp16", "eager", "4.10", "2.00", "", "82.0% of 1", "178.15 ± 2.10"],
+        ["4", "fp16", "compiled", "5.00", "", "1.50", "base", ""],
+    ]
+
+
+def test_formats_of_other_work_are_not_compared() -> None:
+    table = mixed_precision(
+        [
+            trained("fp32", 4, 100, strategy="ddp-fp32"),
+            trained("bf16", 4, 300, sequence=128),
+            trained("bf16", 4, 300, graph="ort-all"),
+            trained("bf16", 4, 300, strategy="zero1"),
+            trained("bf16", 4, 300, model="gpt-1.3b"),
+            record(failed("oom"), of=Case(builder=BUILDER, mesh=MeshShape(dp=4), params={**BERT, "strategy": "ddp"})),
+        ]
+    )
+    assert table is not None
+    assert table[["model", "format"]].to_numpy().tolist() == [
+        ["bert-base, sequence 128", "bf16"],
+        ["bert-base, sequence 512", "fp32"],
+    ]
+    assert "× fp32" not in table and "× eager" not in table
+
+
+def scaled(
+    devices: int, micro_batches: int, samples_per_s: float, losses: Sequence[float] = (10.0, 9.0), **params: Any
+) -> Record:
+    """One launch whose steps take as long as the samples say."""
+    rate = micro_batches * devices * 1e-6
+    params = {**LARGE, "micro_batches": micro_batches, "learning_rate": rate, **params}
+    step_ms = 64 * micro_batches * devices / samples_per_s * 1000
+    one = Launch(
+        step_ms=[step_ms], losses=list(losses), metrics={"step_ms": step_ms, "samples_per_s": samples_per_s}
+    )
+    return record(one, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
+
+
+def test_weak_keeps_the_work_of_a_device_and_strong_the_global_batch() -> None:
+    table = scaling(
+        [
+            scaled(4, 24, 3600),
+            scaled(1, 24, 1000),
+            scaled(2, 24, 1900),
+            scaled(2, 12, 1800),
+            scaled(4, 6, 2800),
+            scaled(1, 8, 1000, model="bert-1.5b"),  # alone, it is no series
+        ]
+    )
+    assert table is not None
+    here = table[table["where"] == "here"].drop(columns="where")
+    assert here.to_numpy().tolist() == [
+        ["bert-large", "weak", "1", "1,536", "1,000.0", "1,000.0", "base"],
+        ["bert-large", "weak", "2", "3,072", "1,900.0", "950.0", "95.0% of 1"],
+        ["bert-large", "weak", "4", "6,144", "3,600.0", "900.0", "90.0% of 1"],
+        ["bert-large", "strong", "1", "1,536", "1,000.0", "1,000.0", "base"],
+        ["bert-large", "strong", "2", "1,536", "1,800.0", "900.0", "90.0% of 1"],
+        ["bert-large", "strong", "4", "1,536", "2,800.0", "700.0", "70.0% of 1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        (
+            "bert-large",
+            [
+                ["8", "1,379.8", "172.5", "base"],
+                ["16", "2,705.6", "169.1", "98.0% of 8"],
+                ["32", "5,291.6", "165.4", "95.9% of 8"],
+                ["64", "9,977.5", "155.9", "90.4% of 8"],
+            ],
+        ),
+        (
+            "bert-1.5b",
+            [
+                ["8", "276.7", "34.6", "base"],
+                ["64", "1,883.6", "29.4", "85.1% of 8"],
+                ["128", "3,659.2", "28.6", "82.7% of 8"],
+            ],
+        ),
+    ],
+)
+def test_published_weak_scaling_stands_below_with_the_efficiencies_it_was_published_with(
+    model: str, rows: list[list[str]]
+) -> None:
+    table = scaling([scaled(devices, 24, 1000 * devices, model=model) for devices in (1, 2)])
+    assert table is not None
+    published = table[table["where"] == "published, 8 Gaudi a node"]
+    assert published[["devices", "sequences/s", "a device", "efficiency"]].to_numpy().tolist() == rows
+
+
+def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
+    """8.5 is the lowest of the slowest; one device sees 1,536 samples a step, two see 3,072."""
+    table = time_to_loss(
+        [scaled(1, 24, 768, [10.0, 9.5, 9.0, 8.5]), scaled(2, 24, 1536, [10.0, 8.6, 8.4, 8.6, 7.9])]
+    )
+    assert table is not None
+    way = 1.5 / (10 - loss_of_frequencies(30_522))
+    assert table.to_numpy().tolist() == [
+        ["bert-large", "weak", "1", "2.4e-05", f"8.500 ({way:.0%})", "3", "4,608", "6.00"],
+        ["bert-large", "weak", "2", "4.8e-05", f"8.500 ({way:.0%})", "2", "6,144", "4.00"],
+    ]
+
+
+def test_without_two_numbers_of_devices_there_is_no_table() -> None:
+    records = [scaled(1, 24, 1000), scaled(1, 12, 1000), trained("bf16", 2, 100)]
+    assert scaling(records) is None and time_to_loss(records) is None
+
+
+def test_the_loss_of_frequencies_is_the_entropy_of_the_samples_and_a_coin() -> None:
+    vocabulary = 64
+    tokens = token_pool(samples=64, sequence=128, vocabulary=vocabulary)
+    frequency = torch.bincount(tokens.flatten(), minlength=vocabulary) / tokens.numel()
+    entropy = torch.distributions.Categorical(probs=frequency).entropy().item()
+    assert loss_of_frequencies(vocabulary) == pytest.approx(entropy + math.log(2), abs=0.01)
