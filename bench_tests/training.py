@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bench_tests.graphs import find_graph
 from bench_tests.models import find_model
 from bench_tests.strategies import find_strategy
 from bench_tests.strategies.recipe import Recipe
@@ -24,13 +25,15 @@ def train_step(
     precision: str,
     micro_batch: int,
     micro_batches: int = 1,
+    graph: str | None = None,
     **sample: Any,
 ) -> Step:
     """One optimisation step of ``model`` on ``mesh``, whose only axis is ``dp``.
 
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
     that open (``sequence`` tokens). The result depends on their total over all ranks only, not on how they are split.
-    Raises ``ValueError`` for a name or a combination that does not exist.
+    With ``graph`` the model is compiled, and the strategy wraps what comes out. Raises ``ValueError`` for a name or a
+    combination that does not exist.
     """
     dp = mesh["dp"]
     if mesh.size() != dp.size():
@@ -45,6 +48,8 @@ def train_step(
     recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
     module = model_row.build(device, **sample)
     flops_per_sample, tokens_per_sample = module.flops_per_sample(), module.tokens_per_sample
+    if graph is not None:
+        find_graph(graph).compile(module)
 
     samples = micro_batch * micro_batches * dp.size()
     pools = module.draw(samples)
@@ -60,6 +65,7 @@ def train_step(
         samples=samples,
         tokens=None if tokens_per_sample is None else samples * tokens_per_sample,
         flops=None if flops_per_sample is None else samples * flops_per_sample,
+        counts_flops=graph is None,
         dtype=precision,
         parameters=trainee.parameters,
         replicated=trainee.replicated,

@@ -58,6 +58,11 @@ MODELS = {
         learning_rate=1e-4,
         parameters=1_313_722_368,
     ),
+    "bert-tiny": Model(
+        builder="bench_tests.models.bert:bert",
+        dimensions={"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 1024, "positions": 128},
+        learning_rate=2e-3,
+    ),
     "bert-base": Model(
         builder="bench_tests.models.bert:bert",
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512},
