@@ -20,6 +20,11 @@ PRECISIONS = {
 }
 """Number format of the matrix products -> type of the tensors that go into them."""
 
+LOSS_SCALE_POWER = 12
+"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow
+on a rank of its own and not in the unsharded model, whose loss is divided among micro-batches. The step is skipped, as
+it should be, and the losses can no longer be compared."""
+
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 
@@ -58,7 +63,9 @@ class Recipe:
 
     def scaler(self) -> torch.amp.GradScaler:
         """Scales the loss of fp16, and does nothing in other formats."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        return torch.amp.GradScaler(
+            self.device.type, init_scale=2.0**LOSS_SCALE_POWER, enabled=self.dtype is torch.float16
+        )
 
     def sharded_scaler(self, group: ProcessGroup) -> ShardedScaler:
         """The same where a rank sees only its shard of the gradients."""
@@ -73,7 +80,7 @@ class ShardedScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, device_type: str, group: ProcessGroup, *, enabled: bool) -> None:
-        super().__init__(device_type, enabled=enabled)
+        super().__init__(device_type, init_scale=2.0**LOSS_SCALE_POWER, enabled=enabled)
         self.group = group
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.strategies.recipe import LOSS_SCALE_POWER, Recipe, Trainee
 
 
 def zero(
@@ -47,7 +47,7 @@ def zero(
         # As with autocast, an infinite bf16 gradient shows in the loss: looking for one makes the host wait.
         "bf16": {"enabled": recipe.precision == "bf16", "check_grad_overflow": False},
         # A loss scale that starts and falls as torch's GradScaler's does.
-        "fp16": {"enabled": recipe.precision == "fp16", "initial_scale_power": 16, "hysteresis": 1},
+        "fp16": {"enabled": recipe.precision == "fp16", "initial_scale_power": LOSS_SCALE_POWER, "hysteresis": 1},
     }
     if stage < 3:
         # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.
