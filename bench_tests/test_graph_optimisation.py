@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from bench_tests.graphs import GRAPHS, find_graph
-from pytest_trainbench import MeshShape
+from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware import Hardware
 
 WORK = {
@@ -41,6 +41,7 @@ def test_graph_optimisation(
     mesh: MeshShape,
     hardware: Hardware,
     profile: str,
+    plan: Plan | None,
     full: str,
     row: str,
     sequence: int,
@@ -55,6 +56,7 @@ def test_graph_optimisation(
     bench(
         "bench_tests.training:train_step",
         mesh=mesh,
+        plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp, "graph": None},
         loss_tolerance=0.01,
         strategy="ddp" if amp else "ddp-fp32",

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """``backend`` is a name that ``torch.compile`` knows, or the import path ``package.module:function`` of a function
-    that is called with ``options`` and gives back a backend. ``packages`` are what it needs on each kind of device that
-    it works on; ``None`` where torch is enough, anywhere."""
+    that is called with ``options`` and gives back a backend.
+
+    ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
+    ``in_torchs_memory`` is whether torch's figures of allocated memory see all of what it uses.
+    """
 
     title: str
     backend: str
     options: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, tuple[str, ...]] | None = None
+    in_torchs_memory: bool = True
 
     def missing(self, device_kind: str) -> str | None:
         """Why it cannot run on devices of this kind here; ``None`` where it can."""
@@ -32,8 +36,8 @@ class Graph:
             return None
         if device_kind not in self.packages:
             return f"{self.title} works on {' and '.join(self.packages)}, not on {device_kind}"
-        absent = [package for package in self.packages[device_kind] if not _is_installed(package)]
-        return f"{self.title} needs {', '.join(absent)} on {device_kind}: pip install {' '.join(absent)}" if absent else None
+        absent = " ".join(package for package in self.packages[device_kind] if not _is_installed(package))
+        return f"{self.title} needs what is not installed here: pip install {absent}" if absent else None
 
     def compile(self, module: nn.Module) -> None:
         """Make ``module`` run as one graph from its next call on, in place: its type, its parameters and its submodules
@@ -61,24 +65,28 @@ GRAPHS = {
         backend=ONNX_RUNTIME,
         options={"level": "disable"},
         packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
     ),
     "ort-basic": Graph(
         title="ONNX Runtime, basic graph optimisation",
         backend=ONNX_RUNTIME,
         options={"level": "basic"},
         packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
     ),
     "ort-extended": Graph(
         title="ONNX Runtime, extended graph optimisation",
         backend=ONNX_RUNTIME,
         options={"level": "extended"},
         packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
     ),
     "ort-all": Graph(
         title="ONNX Runtime graph optimisation",
         backend=ONNX_RUNTIME,
         options={"level": "all"},
         packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
     ),
 }
 

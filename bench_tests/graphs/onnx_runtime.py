@@ -1,9 +1,9 @@
 """Training through ONNX Runtime: a ``torch.compile`` backend whose forward and backward graphs are ONNX models.
 
-AOTAutograd splits the captured step into a forward and a backward graph of ATen operators; ``torch.onnx`` turns each into
-an ONNX model with fixed shapes; an ``InferenceSession`` optimises and runs it. Weights stay inputs of the models, so the
-optimizer, DDP and autocast are torch's own. Tensors are bound by address: nothing is copied on the way in or out, and
-outputs lie in memory of torch's allocator. What the sessions need in between is in an arena of their own, which
+AOTAutograd splits what was captured into a forward and a backward graph of ATen operators; ``torch.onnx`` turns each
+into an ONNX model with fixed shapes; an ``InferenceSession`` optimises and runs it. Weights stay inputs of the models, so
+the optimizer, DDP and autocast are torch's own. Tensors are bound by address: nothing is copied on the way in or out,
+and outputs lie in memory of torch's allocator. What the sessions need in between is in an arena of their own, which
 torch's figures of allocated memory do not see.
 
 Nothing falls back: an operator that cannot be exported, or for which the device's execution provider has no kernel,
@@ -19,11 +19,11 @@ from typing import Any
 import onnx_ir
 import onnxruntime
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Compiled = Callable[[list[Tensor]], list[Tensor | None]]
@@ -57,7 +57,7 @@ def onnx_runtime(*, level: str) -> Callable[[fx.GraphModule, Sequence[Tensor]], 
     def backend(graph_module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         # Fused attention is one operator with no counterpart in ONNX; the plain one is products and a softmax, which
         # torch would otherwise do in fp32 even where its inputs are of 16 bits.
-        reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+        reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
         try:
             with sdpa_kernel(SDPBackend.MATH):
@@ -73,9 +73,9 @@ def _layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """On a CPU, autocast gives 16-bit inputs to a layer norm with fp32 weights; in ONNX both are of one type."""
     if weight is None or weight.dtype == hidden.dtype:
-        return NotImplemented
-    normal, mean, rstd = torch.native_layer_norm(hidden.to(weight.dtype), shape, weight, bias, eps)
-    return normal.to(hidden.dtype), mean, rstd
+        return NotImplemented  # type: ignore[no-any-return]  # torch then keeps the operator
+    result, mean, rstd = torch.native_layer_norm(hidden.to(weight.dtype), shape, weight, bias, eps)
+    return result.to(hidden.dtype), mean, rstd
 
 
 def _compile(graph_module: fx.GraphModule, inputs: Sequence[Tensor], level: str) -> Compiled:
@@ -98,7 +98,8 @@ def _compile(graph_module: fx.GraphModule, inputs: Sequence[Tensor], level: str)
 
 def _only(nodes: Sequence[fx.Node], graph_module: fx.GraphModule) -> fx.GraphModule:
     """A copy that returns these nodes of the graph and nothing else."""
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(graph_module.graph, copies)
     graph.output(tuple(copies[node] for node in nodes))
     return fx.GraphModule(graph_module, graph)
@@ -123,7 +124,7 @@ class _Session:
         self.inputs = list(map(_Slot.of, program.model.graph.inputs))
         self.outputs = list(map(_Slot.of, program.model.graph.outputs))
         # ONNX Runtime takes 0, which is torch's default stream, for no stream at all.
-        self.stream = None if self.device.type == "cpu" else torch.cuda.Stream(self.device)
+        self.stream = None if self.device.type == "cpu" else torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.session = _session(program.model_proto.SerializeToString(), level, self.device, self.stream)
         self.binding = self.session.io_binding()
         self.bound: dict[str, int] = {}
@@ -190,7 +191,11 @@ def _session(
     if stream is not None:
         # A node without a kernel would go to the CPU, and its inputs with it.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        provider_options = {"device_id": str(device.index), "user_compute_stream": str(stream.cuda_stream)}
+        provider_options = {
+            "device_id": str(device.index),
+            "user_compute_stream": str(stream.cuda_stream),
+            "use_tf32": str(int(torch.get_float32_matmul_precision() != "highest")),
+        }
     session = onnxruntime.InferenceSession(model, options, providers=[(provider, provider_options)])
     if provider not in session.get_providers():
         # A library that it needs is missing; it says which on stderr and goes on without.
