@@ -1,10 +1,10 @@
 """Training through ONNX Runtime: a ``torch.compile`` backend whose forward and backward graphs are ONNX models.
 
 AOTAutograd splits what was captured into a forward and a backward graph of ATen operators; ``torch.onnx`` turns each
-into an ONNX model with fixed shapes; an ``InferenceSession`` optimises and runs it. Weights stay inputs of the models, so
-the optimizer, DDP and autocast are torch's own. Tensors are bound by address: nothing is copied on the way in or out,
-and outputs lie in memory of torch's allocator. What the sessions need in between is in an arena of their own, which
-torch's figures of allocated memory do not see.
+into an ONNX model with fixed shapes; an ``InferenceSession`` optimises and runs it. Weights stay inputs of the models,
+so the optimizer, DDP and autocast are torch's own. Tensors are bound by address: nothing is copied on the way in or
+out, and outputs lie in memory of torch's allocator. What the sessions need in between is in an arena of their own,
+which torch's figures of allocated memory do not see.
 
 Nothing falls back: an operator that cannot be exported, or for which the device's execution provider has no kernel,
 raises while compiling.

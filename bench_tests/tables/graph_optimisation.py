@@ -44,7 +44,7 @@ def _belongs(record: Record) -> bool:
     params = record.case.params
     return (
         record.outcome == "ok"
-        and record.case.builder.endswith(":train_step")
+        and record.case.builder == "bench_tests.training:train_step"
         and str(params["model"]).startswith("bert-")
         and params["strategy"] in STRATEGIES
     )
