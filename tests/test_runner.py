@@ -105,6 +105,14 @@ def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path,
     ]
 
 
+def test_a_reference_leaves_out_what_it_replaces_by_none(tmp_path: Path, machine: Machine) -> None:
+    """So that cases which differ in that parameter share one, and so does the case that never had it."""
+    of, reference = made(tmp_path), Reference(params={"graph": None}, loss_tolerance=0.05)
+    for one in (case(width=1), case(width=1, graph="a"), case(width=1, graph="b")):
+        assert row(of, one, reference).verdict.outcome == "no-baseline"
+    assert [job.case.params for job in machine.jobs if job.reference_steps] == [{"width": 1}]
+
+
 # A stored file that cannot be used
 
 

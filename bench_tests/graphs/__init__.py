@@ -1,9 +1,15 @@
-"""Ways to capture a model's computation as a graph and run that instead, by name: backends of ``torch.compile``."""
+"""Ways to capture a model's computation as a graph and run that instead, by name. A row is a ``torch.compile`` backend.
+
+Nothing is imported until :meth:`Graph.compile`, so that collecting the suite needs neither torch nor ONNX Runtime.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -11,10 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """``backend`` is a name that ``torch.compile`` knows."""
+    """``backend`` is a name that ``torch.compile`` knows, or the import path ``package.module:function`` of a function
+    that is called with ``options`` and gives back a backend.
+
+    ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
+    ``in_torchs_memory`` is whether torch's figures of allocated memory see all of what it uses.
+    """
 
     title: str
     backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    packages: Mapping[str, tuple[str, ...]] | None = None
+    in_torchs_memory: bool = True
+
+    def missing(self, device_kind: str) -> str | None:
+        """Why it cannot run on devices of this kind here; ``None`` where it can."""
+        if self.packages is None:
+            return None
+        if device_kind not in self.packages:
+            return f"{self.title} works on {' and '.join(self.packages)}, not on {device_kind}"
+        absent = " ".join(package for package in self.packages[device_kind] if not _is_installed(package))
+        return f"{self.title} needs what is not installed here: pip install {absent}" if absent else None
 
     def compile(self, module: nn.Module) -> None:
         """Make ``module`` run as one graph from its next call on, in place: its type, its parameters and its submodules
@@ -24,10 +47,48 @@ class Graph:
         Under DDP torch splits the graph where a bucket of gradients ends, so that reducing one overlaps with computing
         the next.
         """
-        module.compile(backend=self.backend, fullgraph=True, dynamic=False)
+        backend = resolve_name(self.backend)(**self.options) if ":" in self.backend else self.backend
+        module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
-GRAPHS = {"inductor": Graph(title="torch.compile (Inductor)", backend="inductor")}
+ONNX_RUNTIME = "bench_tests.graphs.onnx_runtime:onnx_runtime"
+
+ONNX_RUNTIME_PACKAGES = {
+    "cpu": ("onnx", "onnxscript", "onnxruntime"),
+    "cuda": ("onnx", "onnxscript", "onnxruntime-gpu"),
+}
+
+GRAPHS = {
+    "inductor": Graph(title="torch.compile (Inductor)", backend="inductor"),
+    "ort-disable": Graph(
+        title="ONNX Runtime, graph as exported",
+        backend=ONNX_RUNTIME,
+        options={"level": "disable"},
+        packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
+    ),
+    "ort-basic": Graph(
+        title="ONNX Runtime, basic graph optimisation",
+        backend=ONNX_RUNTIME,
+        options={"level": "basic"},
+        packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
+    ),
+    "ort-extended": Graph(
+        title="ONNX Runtime, extended graph optimisation",
+        backend=ONNX_RUNTIME,
+        options={"level": "extended"},
+        packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
+    ),
+    "ort-all": Graph(
+        title="ONNX Runtime graph optimisation",
+        backend=ONNX_RUNTIME,
+        options={"level": "all"},
+        packages=ONNX_RUNTIME_PACKAGES,
+        in_torchs_memory=False,
+    ),
+}
 
 
 def find_graph(name: str) -> Graph:
@@ -35,3 +96,11 @@ def find_graph(name: str) -> Graph:
     if name not in GRAPHS:
         raise ValueError(f"graph {name!r} is unknown; known: {', '.join(GRAPHS)}")
     return GRAPHS[name]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

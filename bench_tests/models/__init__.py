@@ -60,7 +60,7 @@ MODELS = {
     ),
     "bert-tiny": Model(
         builder="bench_tests.models.bert:bert",
-        dimensions={"layers": 2, "hidden": 128, "heads": 2, "vocabulary": 1024, "positions": 128},
+        dimensions={"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 1024, "positions": 128},
         learning_rate=2e-3,
     ),
     "bert-base": Model(

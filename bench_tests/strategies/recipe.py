@@ -27,6 +27,11 @@ LOSS_SCALE_POWER = 12
 on a rank of its own and not in the unsharded model, whose loss is divided among micro-batches. The step is skipped, as
 it should be, and the losses can no longer be compared."""
 
+LOSS_SCALE_POWER = 12
+"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow
+on a rank of its own and not in the unsharded model, whose loss is divided among micro-batches. The step is skipped, as
+it should be, and the losses can no longer be compared."""
+
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 

@@ -38,6 +38,8 @@ Progress = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 class Reference:
     """The unsharded truth of a case: the same builder on one rank with some parameters replaced.
 
+    params: what replaces the case's parameters; ``None`` leaves one out, so that the builder's default holds and cases
+    that differ in it share one reference.
     loss_tolerance: how far a loss may be from the reference's, as a fraction of the reference's fall.
     """
 
@@ -45,7 +47,9 @@ class Reference:
     loss_tolerance: float
 
     def of(self, case: Case) -> Case:
-        return dataclasses.replace(case, mesh=MeshShape(), params={**case.params, **self.params}, memory_cap_gb=None)
+        kept = {name: value for name, value in case.params.items() if name not in self.params}
+        replaced = {name: value for name, value in self.params.items() if value is not None}
+        return dataclasses.replace(case, mesh=MeshShape(), params={**kept, **replaced}, memory_cap_gb=None)
 
 
 class Runner:

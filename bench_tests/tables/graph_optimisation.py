@@ -1,0 +1,93 @@
+"""What capturing BERT's computation as a graph gains over running it eagerly, beside published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench_tests.graphs import GRAPHS
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import mib
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STRATEGIES = {"ddp", "ddp-fp32"}
+
+PUBLISHED = {
+    (None, "single"): ("479.15 ± 1.67", "2,112", ""),
+    (None, "AMP"): ("589.66 ± 4.79", "2,127", ""),
+    ("ort-all", "single"): ("554.24 ± 1.98", "2,430", "+15.7%"),
+    ("ort-all", "AMP"): ("614.70 ± 8.69", "2,289", "+4.2%"),
+}
+"""Samples/s, MiB and gain of BERT-base on 4 V100-class GPUs, 16 samples each, by graph and precision. The sequence is
+said to be 512, at which these rates would need more than the device's peak: it must have been far shorter."""
+
+
+def graph_optimisation(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a record of BERT under DDP, eager or as a graph, where at least one of its kind is a graph.
+
+    *gain* is the rate over that of the eager record with the same number format, work and mesh. Memory is what torch
+    allocated at most; where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a
+    CPU, it is that of the process.
+    """
+    import pandas as pd
+
+    known = [record for record in records if _belongs(record)]
+    eager = {_work(record): _samples_per_s(record) for record in known if "graph" not in record.case.params}
+    compared = {_work(record) for record in known if "graph" in record.case.params}
+    cells = [_cells(record, eager.get(_work(record))) for record in known if _work(record) in compared]
+    return pd.DataFrame(cells) if cells else None
+
+
+def _belongs(record: Record) -> bool:
+    params = record.case.params
+    return (
+        record.outcome == "ok"
+        and record.case.memory_cap_gb is None
+        and record.case.builder == "bench_tests.training:train_step"
+        and str(params["model"]).startswith("bert-")
+        and params["strategy"] in STRATEGIES
+    )
+
+
+def _work(record: Record) -> tuple[object, ...]:
+    """What two records must share to be compared."""
+    params = record.case.params
+    names = ("model", "precision", "sequence", "micro_batch")
+    return (record.hardware, str(record.case.mesh), *(params.get(name) for name in names))
+
+
+def _cells(record: Record, eager: float | None) -> dict[str, str]:
+    params: Mapping[str, Any] = record.case.params
+    graph, mesh, rate = params.get("graph"), str(record.case.mesh), _samples_per_s(record)
+    precision = "AMP" if params["precision"] in ("fp16", "bf16") else "single"
+    as_published = params["model"] == "bert-base" and mesh == "dp4" and params["micro_batch"] == 16
+    samples_per_s, peak_mib, gain = PUBLISHED.get((graph, precision), ("", "", "")) if as_published else ("", "", "")
+    return {
+        "model": params["model"],
+        "graph": "eager" if graph is None else GRAPHS[graph].title,
+        "precision": f"{precision} ({params['precision']})",
+        "sequence": str(params["sequence"]),
+        "mesh": mesh,
+        "samples/s": f"{rate:,.2f}",
+        "peak MiB": _memory(record),
+        "gain": "" if eager is None or graph is None else f"{rate / eager - 1:+.1%}",
+        "published samples/s": samples_per_s,
+        "published MiB": peak_mib,
+        "published gain": gain,
+    }
+
+
+def _memory(record: Record) -> str:
+    allocated = record.values("peak_allocated_bytes")
+    graph = record.case.params.get("graph")
+    if allocated and (graph is None or GRAPHS[graph].in_torchs_memory):
+        return mib(median(allocated))
+    process = record.values("process_bytes")
+    return f"{mib(median(process))} (process)" if process else ""
+
+
+def _samples_per_s(record: Record) -> float:
+    return median(record.values("samples_per_s"))

@@ -1,0 +1,85 @@
+"""The table of graph optimisation: whose gain is over what, and whose memory is known."""
+
+from __future__ import annotations
+
+import pandas as pd
+import samples
+
+from bench_tests.tables.graph_optimisation import graph_optimisation
+from pytest_trainbench.record import Record
+
+MIB = samples.MIB
+
+
+def record(
+    samples_per_s: float, *, mesh: str = "dp4", graph: str | None = None, precision: str = "tf32", **replaced: object
+) -> Record:
+    params = {"model": "bert-base", "strategy": "ddp", "precision": precision, "sequence": 128, "micro_batch": 16}
+    case = samples.case(
+        mesh=mesh,
+        builder="bench_tests.training:train_step",
+        **{**params, **({} if graph is None else {"graph": graph}), **replaced},
+    )
+    launch = samples.launch(
+        samples_per_s=samples_per_s, peak_allocated_bytes=2000 * MIB, process_bytes=3000 * MIB
+    )
+    return samples.record(launch, of=case)
+
+
+def cells(*records: Record) -> list[dict[str, str]]:
+    table = graph_optimisation(records)
+    assert isinstance(table, pd.DataFrame)
+    return table.to_dict("records")
+
+
+def test_a_graph_stands_beside_the_eager_record_of_its_format_and_the_published_figures() -> None:
+    common = {"model": "bert-base", "precision": "single (tf32)", "sequence": "128", "mesh": "dp4"}
+    assert cells(record(1000.0), record(1250.0, graph="ort-all")) == [
+        {
+            **common,
+            "graph": "eager",
+            "samples/s": "1,000.00",
+            "peak MiB": "2,000",
+            "gain": "",
+            "published samples/s": "479.15 ± 1.67",
+            "published MiB": "2,112",
+            "published gain": "",
+        },
+        {
+            **common,
+            "graph": "ONNX Runtime graph optimisation",
+            "samples/s": "1,250.00",
+            "peak MiB": "3,000 (process)",
+            "gain": "+25.0%",
+            "published samples/s": "554.24 ± 1.98",
+            "published MiB": "2,430",
+            "published gain": "+15.7%",
+        },
+    ]
+
+
+def test_a_gain_is_over_the_same_work_only() -> None:
+    others = [
+        record(500.0, precision="fp16"),
+        record(400.0, sequence=512),
+        record(300.0, mesh="dp1"),
+        record(200.0, micro_batch=4),
+    ]
+    assert [row["gain"] for row in cells(*others, record(1000.0, graph="inductor"))] == [""]
+    both = cells(*others, record(1000.0, graph="inductor"), record(1100.0, graph="inductor", precision="fp16"))
+    assert [row["gain"] for row in both] == ["", "", "+120.0%"]
+
+
+def test_torch_knows_all_the_memory_of_its_own_compiler() -> None:
+    assert [row["peak MiB"] for row in cells(record(1000.0, graph="inductor"))] == ["2,000"]
+
+
+def test_published_figures_stand_beside_the_published_configuration_only() -> None:
+    rows = cells(record(100.0, graph="ort-all", mesh="dp1"), record(90.0, graph="ort-all", model="bert-tiny"))
+    assert [row["published samples/s"] for row in rows] == ["", ""]
+
+
+def test_without_a_graph_there_is_no_table() -> None:
+    failed = samples.record(samples.failed("oom"), of=record(1.0, graph="ort-all").case)
+    gpt = record(100.0, graph="inductor", model="gpt-1.3b")
+    assert graph_optimisation([record(100.0), failed, gpt, samples.record()]) is None

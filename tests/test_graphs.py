@@ -1,0 +1,257 @@
+"""A graph that runs in place of a model computes what the model computes, all of it, where it says it does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch.nn.parallel import DistributedDataParallel
+
+from bench_tests.graphs import GRAPHS, find_graph
+from bench_tests.graphs.onnx_runtime import LEVELS
+from bench_tests.models import MODELS, find_model
+from bench_tests.models.trainable import Trainable
+from bench_tests.strategies import DDP_OPTIONS
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import launch, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+
+
+class Watched(onnxruntime.InferenceSession):
+    """A session that is remembered, and counts its runs."""
+
+    made: list[Watched]
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)
+        self.runs = 0
+        self.made.append(self)
+
+    def run_with_iobinding(self, *args: object) -> None:
+        self.runs += 1
+        super().run_with_iobinding(*args)
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watched]]:
+    """Every session made in a test, in order: forward, then backward."""
+    Watched.made = []
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Watched)
+    torch._dynamo.reset()
+    yield Watched.made
+    torch._dynamo.reset()
+
+
+def losses(model: nn.Module, batches: Tensor, precision: torch.dtype = torch.float32) -> list[float]:
+    """Of one AdamW step on each batch."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=MODELS["bert-tiny"].learning_rate)
+    seen = []
+    for batch in batches:
+        with torch.autocast("cpu", precision, enabled=precision is not torch.float32):
+            loss = model(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen
+
+
+def bert() -> Trainable:
+    return find_model("bert-tiny").build("cpu", sequence=32)
+
+
+def batches_of(model: Trainable, steps: int) -> Tensor:
+    (pool,) = model.draw(samples=4)
+    return pool.repeat(-(-steps // len(pool)), 1, 1)[:steps]
+
+
+def test_bert_learns_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:
+    """Thirty steps, every one of them in the two sessions that the first one made."""
+    model = bert()
+    batches = batches_of(model, 30)
+    eager = copy.deepcopy(model)
+    find_graph("ort-all").compile(model)
+
+    assert losses(model, batches) == pytest.approx(losses(eager, batches), abs=1e-5)
+    assert [session.runs for session in sessions] == [30, 30]
+
+
+def test_bert_learns_in_fp16_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:
+    model = bert()
+    batches = batches_of(model, 12)
+    eager = copy.deepcopy(model)
+    find_graph("ort-all").compile(model)
+
+    in_fp16 = losses(model, batches, torch.float16)
+
+    assert in_fp16 == pytest.approx(losses(eager, batches, torch.float16), abs=2e-3)
+    assert in_fp16 != pytest.approx(losses(bert(), batches), abs=1e-6), "it ran in fp32"
+    assert [session.runs for session in sessions] == [12, 12]
+
+
+class Squares(nn.Module):
+    """A few products, so that compiling takes a second."""
+
+    def __init__(self, width: int = 8, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs).square().mean()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_level_of_optimisation_reaches_both_sessions(level: str, sessions: list[Watched]) -> None:
+    model = Squares()
+    find_graph(f"ort-{level}").compile(model)
+
+    model(torch.randn(4, 8)).backward()
+
+    levels = [session.get_session_options().graph_optimization_level for session in sessions]
+    assert levels == [LEVELS[level], LEVELS[level]]
+
+
+def test_weights_do_not_pass_through_the_session(sessions: list[Watched]) -> None:
+    """The backward pass needs them; handed on as they are, they need not be copied in every step."""
+    model = Squares()
+    find_graph("ort-all").compile(model)
+
+    model(torch.randn(4, 8)).backward()
+
+    assert [8, 8] not in [output.shape for output in sessions[0].get_outputs()]
+
+
+def test_gradients_are_torchs_where_an_input_is_no_block_of_memory(sessions: list[Watched]) -> None:
+    model = Squares()
+    eager = copy.deepcopy(model)
+    find_graph("ort-all").compile(model)
+    inputs = torch.randn(8, 4).t()
+
+    model(inputs).backward()
+    eager(inputs).backward()
+
+    for mine, true in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, true.grad)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_graph_break_is_an_error(graph: str) -> None:
+    class Breaks(Squares):
+        def forward(self, inputs: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return super().forward(inputs)
+
+    model = Breaks()
+    find_graph(graph).compile(model)
+
+    with pytest.raises(Unsupported, match="graph_break"):
+        model(torch.randn(4, 8))
+
+
+def test_an_operator_that_onnx_does_not_have_is_an_error(sessions: list[Watched]) -> None:
+    class Unexportable(Squares):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.linalg.eigvalsh(self.layers(inputs)).sum()
+
+    model = Unexportable()
+    find_graph("ort-all").compile(model)
+
+    with pytest.raises(BackendCompilerFailed, match="linalg_eigh"):
+        model(torch.randn(8, 8))
+    assert sessions == []
+
+
+def test_bf16_has_no_arithmetic_on_a_cpu(sessions: list[Watched]) -> None:
+    """Why mixed precision is fp16 in the suite's graph optimisation."""
+    model = Squares().to(torch.bfloat16)
+    find_graph("ort-all").compile(model)
+
+    with pytest.raises(BackendCompilerFailed, match="NOT_IMPLEMENTED"):
+        model(torch.randn(4, 8, dtype=torch.bfloat16))
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions: list[Watched]) -> None:
+    """So that gradients can be reduced while others are still computed."""
+    model = Squares(width=512, layers=4)  # 1 MiB a layer
+    eager = copy.deepcopy(model)
+    find_graph("ort-all").compile(model)
+    batches = torch.randn(6, 4, 512)
+
+    split = losses(DistributedDataParallel(model, **{**DDP_OPTIONS, "bucket_cap_mb": 1}), batches)
+
+    assert split == pytest.approx(losses(eager, batches), rel=1e-4)
+    assert len(sessions) > 2
+    assert {session.runs for session in sessions} == {6}
+
+
+def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
+    work = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
+    ended = launch(
+        Job(
+            case=Case(builder="bench_tests.training:train_step", mesh=MeshShape(dp=dp), params={**work, **params}),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=240,
+            collective_limit_s=200,
+            plan=Plan(warmup=6, min_steps=4, max_steps=4),
+            import_path=(str(ROOT),),
+        )
+    )
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return reduce(ended.traces, peak_tflops=None)
+
+
+@pytest.mark.parametrize(
+    ("graph", "precision", "tolerance"),
+    [("inductor", "fp32", 0.001), ("ort-all", "fp32", 0.001), ("ort-all", "fp16", 0.01)],
+)
+def test_two_ranks_have_the_unsharded_eager_models_losses(
+    graph: str, precision: str, tolerance: float, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    start_fork_server(request.config.getini("trainbench_preload"))
+    reference = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, precision=precision)
+
+    one = train(tmp_path / "job", strategy="ddp", graph=graph, precision=precision)
+
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, reference.losses, tolerance) is None
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench_tests.graphs._is_installed", lambda package: package != "onnxruntime-gpu")
+
+    found = {kind: find_graph("ort-all").missing(kind) for kind in ("cpu", "cuda", "hpu")}
+
+    title = "ONNX Runtime graph optimisation"
+    assert found == {
+        "cpu": None,
+        "cuda": f"{title} needs what is not installed here: pip install onnxruntime-gpu",
+        "hpu": f"{title} works on cpu and cuda, not on hpu",
+    }
+    assert find_graph("inductor").missing("hpu") is None
+
+
+def test_an_unknown_graph_is_refused_with_the_names() -> None:
+    with pytest.raises(ValueError, match="graph 'ort' is unknown; known: inductor, ort-disable"):
+        find_graph("ort")
