@@ -30,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "profiles(**{name: {profile: values}}): parametrise by profile")
+    config.addinivalue_line("markers", "profiles(**{names: {profile: values}}): parametrise by profile")
+    config.addinivalue_line("markers", "wide: measured only when asked for: -m 'wide or not wide'")
 
 
 def _profile(config: pytest.Config) -> str:
@@ -41,7 +42,8 @@ def _profile(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in metafunc.definition.iter_markers("profiles"):
         for name, choices in marker.kwargs.items():
-            metafunc.parametrize(name, choices[_profile(metafunc.config)], ids=str, indirect=name == "mesh")
+            indirect = [part for part in name.split(",") if part == "mesh"]
+            metafunc.parametrize(name, choices[_profile(metafunc.config)], ids=str, indirect=indirect)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
