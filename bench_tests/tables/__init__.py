@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from pytest_trainbench.record import Record
 
-TABLES: dict[str, str] = {}
+TABLES: dict[str, str] = {
+    "data parallelism: scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
+    "data parallelism: acc_ratio, against plain DDP on as many devices": "bench_tests.tables.ddp_scaling:acceleration",
+}
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""
 
