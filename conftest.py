@@ -41,8 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "profiles(**{name: {profile: values}}): parametrise by profile; values may be {grid: values}"
+        "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
     )
+    config.addinivalue_line("markers", "wide: measured only when asked for: -m 'wide or not wide'")
 
 
 def _profile(config: pytest.Config) -> str:
@@ -56,7 +57,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             values = choices[_profile(metafunc.config)]
             if isinstance(values, Mapping):
                 values = values[metafunc.config.getoption("--grid")]
-            metafunc.parametrize(name, values, ids=str, indirect=name == "mesh")
+            indirect = [part for part in name.split(",") if part == "mesh"]
+            metafunc.parametrize(name, values, ids=str, indirect=indirect)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
