@@ -128,8 +128,10 @@ def torch_native(
         update()
         return torch.cat(losses).mean() if losses else None
 
-    # The counter sees a product of DTensors as the whole of it, on every rank.
-    return Trainee(run=run, parameters=lambda: update.shards, replicated=True, counts_flops=tp is None)
+    # The counter sees a product of DTensors as the whole product, on every rank, and its hooks fail where the gradients
+    # of weights are computed apart.
+    countable = tp is None and not (pp is not None and SCHEDULES[schedule or ""].weights_apart)
+    return Trainee(run=run, parameters=lambda: update.shards, replicated=True, counts_flops=countable)
 
 
 def accumulation(
@@ -256,6 +258,7 @@ class Update:
         # Local tensors: the fused optimizer takes all of them in one call, and refuses a mix with DTensors.
         self.shards = [nn.Parameter(local(parameter.detach())) for parameter in self.parameters]
         self.optimizer, self.scaler = recipe.adamw(self.shards), recipe.sharded_scaler(everyone())
+        self.scaler.scale(torch.ones((), device=recipe.device))  # where no loss is, nothing else would start it
         self.tp, self.dp, self.ends = tp, dp, ends
         tied = stages[0].wte.weight if stages[0].first else stages[-1].head.weight if stages[-1].last else None
         self.tied = [shard for shard, one in zip(self.shards, self.parameters, strict=True) if one is tied]
