@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bench_tests.data import token_pool
 from bench_tests.engines import axis, find_engine
 from bench_tests.models import find_model
 from bench_tests.strategies.recipe import Recipe
@@ -31,8 +30,8 @@ def parallel_step(
 ) -> Step:
     """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, whatever the mesh.
 
-    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, under a pipeline in the order
-    of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name or a
+    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, and a pipeline takes those in the
+    order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name or a
     combination that does not exist.
     """
     dp = axis(mesh, "dp")
@@ -40,33 +39,29 @@ def parallel_step(
     micro_batches, rest = divmod(global_batch, micro_batch * replicas)
     if rest or not micro_batches:
         raise ValueError(f"{global_batch} samples cannot be dealt to {replicas} replicas, {micro_batch} at a time")
-    row = find_model(model)
-    if sequence > row.positions:
-        raise ValueError(f"sequence {sequence} is longer than the {row.positions} of model {model!r}")
+    engine_row = None if engine == "reference" else find_engine(engine)
 
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # of the whole process
     device = torch.empty(0, device=mesh.device_type).device  # with its index
-    recipe = Recipe(precision=precision, learning_rate=row.learning_rate, device=device)
-    module = row.build(device)
-    flops_per_sample = module.flops_per_sample(sequence)
-    pool = token_pool(samples=global_batch, sequence=sequence, vocabulary=module.vocabulary)
+    model_row = find_model(model)
+    recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
+    module = model_row.build(device, sequence=sequence)
+    flops_per_sample = module.flops_per_sample()
+    (pool,) = module.draw(global_batch)
     batches = cycle(pool.chunk(replicas, dim=1)[position].to(device).unbind())
 
-    if engine == "reference":
+    if engine_row is None:
         trainee = reference(module, mesh, recipe, micro_batches=micro_batches)
     else:
-        engine_row = find_engine(engine)
         trainee = engine_row.resolve()(
             module,
             mesh,
             recipe,
             micro_batches=micro_batches,
             micro_batch=micro_batch,
-            sequence=sequence,
             schedule=schedule,
             **engine_row.options,
         )
-    del module  # the rank's share of it is in the trainee
     return Step(
         run=lambda: trainee.run(next(batches)),
         samples=global_batch,

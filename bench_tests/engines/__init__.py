@@ -3,7 +3,7 @@
 A function takes the whole model, the mesh (axes ``pp``, ``dp``, ``tp``; one that is missing has one rank), the recipe
 and how a step is cut, and gives back a :class:`~bench_tests.strategies.recipe.Trainee`::
 
-    engine(model, mesh, recipe, *, micro_batches, micro_batch, sequence, schedule, **options)
+    engine(model, mesh, recipe, *, micro_batches, micro_batch, schedule, **options)
 
 It takes its rank's share of the model's weights, so that whatever the split, training starts from the same ones. The
 trainee's ``run`` gets the ``micro_batches × micro_batch`` samples of this rank's data-parallel position and gives

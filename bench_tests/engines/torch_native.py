@@ -80,7 +80,6 @@ def torch_native(
     *,
     micro_batches: int,
     micro_batch: int,
-    sequence: int,
     schedule: str | None,
     sequence_parallel: bool = False,
 ) -> Trainee:
@@ -115,6 +114,7 @@ def torch_native(
     if pp is None:
         passes = accumulation(stages[0], dp if overlapped else None, micro_batches, share)
     else:
+        sequence = model.tokens_per_sample
         length = sequence // tp.size() if tp is not None and sequence_parallel else sequence
         between = torch.empty(micro_batch, length, model.config.n_embd, device="meta", requires_grad=True)
         tokens = torch.empty(micro_batch, sequence, dtype=torch.int64, device="meta")
