@@ -51,8 +51,8 @@ def test_parallel_3d(
     amp: str,
 ) -> None:
     """Whatever the split, training is that of one unsharded process on the same samples."""
-    if ENGINES[engine].missing is not None:
-        pytest.skip(ENGINES[engine].missing)
+    if reason := ENGINES[engine].missing:
+        pytest.skip(reason)
     bench(
         "bench_tests.parallel:parallel_step",
         mesh=mesh,

@@ -1,4 +1,4 @@
-"""Every split of the GPT beside the published figures, with what its pipeline leaves idle in theory and on the device."""
+"""Every split of the GPT beside the published figures, and what its pipeline leaves idle, ideally and on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLISHED = {
     (4, 4): ("6.24 ± 0.08", "5,673"),
 }
 """(TP, PP) -> samples/s and MB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4 GPUs of the
-V100-32GB class. Shown, never used to judge. Its last row would need 16 devices, and its memory equals the 4 × 1 row's."""
+V100-32GB class. Shown, never used to judge. The last row would need 16 devices, and has the memory of 4 × 1."""
 
 PUBLISHED_MODEL = "gpt-1.3b"
 
@@ -45,8 +45,8 @@ def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def ideal_bubble(schedule: str | None, *, ranks: int, micro_batches: int) -> float | None:
-    """Part of a step that a rank spends idle in a pipeline of ``ranks`` where every stage takes as long as any other and
-    nothing else takes time; ``None`` where the sources say nothing.
+    """Part of a step that a rank spends idle in a pipeline of ``ranks`` where every stage takes as long as any other
+    and nothing else takes time; ``None`` where the sources say nothing.
 
     With p ranks, m micro-batches and v chunks a rank:
 
