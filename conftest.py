@@ -53,12 +53,12 @@ def _profile(config: pytest.Config) -> str:
 @pytest.hookimpl(trylast=True)  # after the test's own parameters, so that the mesh ends its name: [zero2-dp4]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in metafunc.definition.iter_markers("profiles"):
-        for name, choices in marker.kwargs.items():
+        for names, choices in marker.kwargs.items():
             values = choices[_profile(metafunc.config)]
             if isinstance(values, Mapping):
                 values = values[metafunc.config.getoption("--grid")]
-            indirect = [part for part in name.split(",") if part == "mesh"]
-            metafunc.parametrize(name, values, ids=str, indirect=indirect)
+            indirect = [name for name in names.split(",") if name == "mesh"]
+            metafunc.parametrize(names, values, ids=str, indirect=indirect)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

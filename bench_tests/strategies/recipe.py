@@ -104,11 +104,12 @@ class Trainee:
     """A model under a strategy.
 
     ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
-    loss, a detached scalar on the device. ``parameters`` gives what this rank holds of the model: all of
-    it, equal on every rank, where ``replicated``. ``counts_flops`` is whether torch's counter can look into ``run``.
+    loss, a detached scalar on the device, or ``None`` where the model does not end on this rank. ``parameters``
+    gives what this rank holds of the model: equal on all ranks that differ only in their data-parallel position,
+    where ``replicated``. ``counts_flops`` is that of :class:`pytest_trainbench.Step`.
     """
 
-    run: Callable[..., Tensor]
+    run: Callable[..., Tensor | None]
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool
     counts_flops: bool = True

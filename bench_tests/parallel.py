@@ -1,0 +1,82 @@
+"""The step builder of 3D parallelism: one GPT, split along all three axes by an engine."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import torch
+
+from bench_tests.engines import axis, find_engine
+from bench_tests.models import find_model
+from bench_tests.strategies.recipe import Recipe
+from bench_tests.strategies.reference import reference
+from pytest_trainbench import Step
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def parallel_step(
+    mesh: DeviceMesh,
+    *,
+    model: str,
+    engine: str,
+    precision: str,
+    sequence: int,
+    global_batch: int,
+    micro_batch: int,
+    schedule: str | None = None,
+) -> Step:
+    """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, whatever the mesh.
+
+    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, and a pipeline takes those in
+    the order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name
+    or a combination that does not exist.
+    """
+    dp = axis(mesh, "dp")
+    replicas, position = (1, 0) if dp is None else (dp.size(), dp.get_local_rank())
+    micro_batches, rest = divmod(global_batch, micro_batch * replicas)
+    if rest or not micro_batches:
+        raise ValueError(f"{global_batch} samples cannot be dealt to {replicas} replicas, {micro_batch} at a time")
+    engine_row = None if engine == "reference" else find_engine(engine)
+    if engine_row is not None:
+        pp, tp = axis(mesh, "pp"), axis(mesh, "tp")
+        if tp is not None and not engine_row.tensor_parallel:
+            raise ValueError(f"engine {engine!r} has no tensor parallelism")
+        known = (None,) if pp is None else engine_row.schedules
+        if schedule not in known:
+            names = "none without a pipeline" if pp is None else ", ".join(engine_row.schedules)
+            raise ValueError(f"engine {engine!r} has no schedule {schedule!r} on this mesh; known: {names}")
+
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # of the whole process
+    device = torch.empty(0, device=mesh.device_type).device  # with its index
+    model_row = find_model(model)
+    recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
+    module = model_row.build(device, sequence=sequence)
+    flops_per_sample = module.flops_per_sample()
+    (pool,) = module.draw(global_batch)
+    batches = cycle(pool.chunk(replicas, dim=1)[position].to(device).unbind())
+
+    if engine_row is None:
+        trainee = reference(module, mesh, recipe, micro_batches=micro_batches)
+    else:
+        trainee = engine_row.resolve()(
+            module,
+            mesh,
+            recipe,
+            micro_batches=micro_batches,
+            micro_batch=micro_batch,
+            schedule=schedule,
+            **engine_row.options,
+        )
+    return Step(
+        run=lambda: trainee.run(next(batches)),
+        samples=global_batch,
+        tokens=global_batch * sequence,
+        flops=None if flops_per_sample is None else global_batch * flops_per_sample,
+        counts_flops=trainee.counts_flops,
+        dtype=precision,
+        parameters=trainee.parameters,
+        replicated=trainee.replicated,
+    )

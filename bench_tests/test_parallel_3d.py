@@ -1,0 +1,67 @@
+"""3D parallelism: one GPT under every split into tensor, pipeline and data parallelism, by three libraries.
+
+Run a part of it: ``pytest bench_tests -k "megatron and pp2" --hw h200``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from bench_tests.engines import ENGINES
+from pytest_trainbench import MeshShape, Plan
+
+GLOBAL_BATCH = 4
+"""Samples a step: fixed, so that a mesh with fewer replicas gives each more micro-batches."""
+
+WORK = {
+    "smoke": {"model": "gpt-tiny", "sequence": 32, "micro_batch": 2},
+    "seed": {"model": "gpt-1.3b", "sequence": 1024, "micro_batch": 1},
+}
+
+
+def rows(*meshes: str, schedules: Sequence[str | None] | None = None) -> list[Any]:
+    """Engine, schedule and mesh of every row that an engine has on ``meshes``, of ``schedules`` only where given."""
+    return [
+        pytest.param(engine, schedule, mesh, id="-".join(filter(None, (engine, schedule, mesh))))
+        for mesh in meshes
+        for engine, row in ENGINES.items()
+        for schedule in row.schedules_on(MeshShape.parse(mesh))
+        if schedules is None or schedule in schedules
+    ]
+
+
+ROWS = {
+    "smoke": rows("tp2", "pp2") + rows("tp2-pp2", "tp4-pp4", schedules=["1f1b"]),
+    # The published TP × PP on four devices, dp taking what is left; the last of them needs sixteen.
+    "seed": rows("dp4", "dp2-tp2", "tp4", "dp2-pp2", "pp4", "tp2-pp2") + rows("tp4-pp4", schedules=["1f1b"]),
+}
+
+
+@pytest.mark.profiles(**{"engine,schedule,mesh": ROWS})
+def test_parallel_3d(
+    bench: Callable[..., object],
+    engine: str,
+    schedule: str | None,
+    mesh: MeshShape,
+    profile: str,
+    plan: Plan | None,
+    amp: str,
+) -> None:
+    """Whatever the split, training is that of one unsharded process on the same samples."""
+    if reason := ENGINES[engine].missing:
+        pytest.skip(reason)
+    bench(
+        "bench_tests.parallel:parallel_step",
+        mesh=mesh,
+        plan=plan,
+        reference={"engine": "reference", "schedule": None},
+        loss_tolerance=ENGINES[engine].loss_tolerance,
+        engine=engine,
+        precision=amp,
+        global_batch=GLOBAL_BATCH,
+        **({} if schedule is None else {"schedule": schedule}),
+        **WORK[profile],
+    )
