@@ -230,7 +230,7 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         trains=step.trains,
         digest_before=before,
         digest_after=measure.digest(step.parameters()),
-        figures=dict(step.figures()) if step.figures is not None else {},
+        figures=dict(step.figures()) if step.figures is not None and job.reference_steps is None else {},
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )
