@@ -31,7 +31,7 @@ def fork_server(request: pytest.FixtureRequest) -> None:
     start_fork_server(request.config.getini("trainbench_preload"))
 
 
-def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
+def end(folder: Path, builder: str, *, dp: int, reference_steps: int | None = None, **params: Any) -> Ended:
     return launch(
         Job(
             case=Case(
@@ -42,6 +42,7 @@ def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
             limit_s=120,
             collective_limit_s=60,
             plan=Plan(warmup=4, min_steps=8, max_steps=8),
+            reference_steps=reference_steps,
             import_path=(str(ROOT), str(ROOT / "tests")),
         )
     )
@@ -183,6 +184,12 @@ def test_a_whole_run_reports_what_trainer_logs_of_it(tmp_path: Path) -> None:
     assert figures["eval_steps_per_s"] * figures["eval_runtime_s"] == pytest.approx(2, rel=0.01)
     assert figures["eval_runtime_s"] < figures["train_runtime_s"]
     assert figures["eval_loss"] > figures["train_loss"] > 0
+
+
+def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) -> None:
+    shapes = {"accumulation": 4, "train_samples": 16, "eval_samples": 8, "epochs": 10**6}
+    (trace,) = end(tmp_path / "job", "trainer_run", dp=1, reference_steps=3, **shapes).traces
+    assert (len(trace.losses), trace.figures) == (3, {})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ TABLES: dict[str, str] = {
     "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
+    "Trainer: samples/s, and scaling against one GPU, beside the published runs": (
+        "bench_tests.tables.trainer:beside_published"
+    ),
 }
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+
+import bench_tests.torchvision_ops  # noqa: F401
+
+# isort: split
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from bench_tests.data import POOL
