@@ -24,6 +24,7 @@ LADDER = (
     "reduce",
     "flops",
     "parts",
+    "energy",
     "measure",
     "baseline",
     "detect",

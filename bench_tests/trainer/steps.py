@@ -93,6 +93,7 @@ def trainer_eval(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
         samples=work_.batch_of_all,
         tokens=work_.batch_of_all * work_.sequence,
         dtype=work_.precision,
+        devices=work_.devices,
         parameters=lambda: [loss],
         trains=False,
     )
@@ -145,6 +146,7 @@ def _training(work: Work, samples: int) -> tuple[Step, Callable[[], None]]:
         samples=samples_per_step,
         tokens=samples_per_step * work.sequence,
         dtype=work.precision,
+        devices=work.devices,
         parameters=model.parameters,
         replicated=True,
     )
