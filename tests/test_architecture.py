@@ -35,6 +35,8 @@ LADDER = (
     # Text.
     "report",
     "report.rows",
+    "report.cost",
+    "report.effects",
     "report.terminal",
     "report.markdown",
     # Processes.
