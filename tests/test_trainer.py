@@ -214,6 +214,35 @@ def test_what_does_not_fit_together_is_refused_in_a_sentence(
     assert sentence in str(ended.reason)
 
 
+AUTOCAST = """
+import os
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from bench_tests.trainer.steps import Work
+torch.cuda.device_count = lambda: 2
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+for devices in (1, 2):
+    work = Work(mesh=mesh, model="deberta-tiny", precision="bf16", sequence=16, batch=2, devices=devices)
+    model, (data,) = work.build(8)
+    seen = set()
+    model.deberta.encoder.layer[0].intermediate.dense.register_forward_hook(lambda *call: seen.add(call[-1].dtype))
+    trainer = work.trainer(model, train_dataset=data, max_steps=1)
+    trainer.train()
+    print(devices, trainer.args.train_batch_size, type(trainer.model_wrapped).__name__, *seen, os.environ["LOCAL_RANK"])
+"""
+
+
+def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -> None:
+    """A fact of transformers and accelerate, which docs/trainer.md tells. Without GPUs DataParallel calls the model as
+    it is, and what is wrapped around it, or is not, can be seen."""
+    done = subprocess.run([sys.executable, "-c", AUTOCAST], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("1 ", "2 "))]
+    assert lines == ["1 2 DistributedDataParallel torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+
+
 # Reports
 
 
