@@ -218,7 +218,10 @@ class Work:
         datasets = {name: options.pop(name) for name in ("train_dataset", "eval_dataset") if name in options}
         with _no_launcher() if self.devices > 1 else nullcontext():
             arguments = TrainingArguments(
-                output_dir=f"runs/{self.model}-{self.precision}-{self.batch_of_all}" if reports else _scratch(),
+                # Made even where nothing is put there: then one that exists.
+                output_dir=f"runs/{self.model}-{self.precision}-{self.batch_of_all}"
+                if reports
+                else tempfile.gettempdir(),
                 per_device_train_batch_size=self.batch,
                 per_device_eval_batch_size=self.batch,
                 gradient_accumulation_steps=self.accumulation,
@@ -322,8 +325,3 @@ def _no_launcher() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
-
-
-def _scratch() -> str:
-    """``Trainer`` makes its output folder even when it has nothing to put there."""
-    return tempfile.mkdtemp(prefix="trainer-")
