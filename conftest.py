@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,9 @@ GRIDS = ("headline", "full", "published")
 """headline: the part of a published grid where its best figures are found. full: all of it. published: all of it, run
 and counted as it was published."""
 
+REPORTERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""What transformers' ``Trainer`` can report to -> the module that it needs for it."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -37,9 +41,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="headline",
         help="how much of a published grid of shapes the seed profile runs (default: headline)",
     )
+    parser.addoption(
+        "--report-to",
+        choices=["none", *REPORTERS],
+        default="none",
+        help="where transformers' Trainer reports its losses (default: none); files go to runs/",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    report_to = config.getoption("--report-to")
+    if report_to in REPORTERS and find_spec(REPORTERS[report_to]) is None:
+        raise pytest.UsageError(f"--report-to {report_to}: {report_to} is not installed; pip install {report_to}")
     config.addinivalue_line(
         "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
     )

@@ -30,10 +30,12 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
         "dtype": "bf16",
         "replicated": True,
         "trains": True,
+        "devices": 1,
         "digest_before": "before",
         "digest_after": "after",
         "memory": {"peak_allocated_bytes": 700 * MIB, "process_bytes": 900 * MIB},
         "parts": {},
+        "energy_j": None,
         "figures": {},
         "phases_s": {"building": 1.5, "timing": 0.4},
     }

@@ -24,6 +24,7 @@ LADDER = (
     "reduce",
     "flops",
     "parts",
+    "energy",
     "measure",
     "baseline",
     "detect",
@@ -34,6 +35,8 @@ LADDER = (
     # Text.
     "report",
     "report.rows",
+    "report.cost",
+    "report.effects",
     "report.terminal",
     "report.markdown",
     # Processes.

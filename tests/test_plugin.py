@@ -66,6 +66,18 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
 
 
+def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "--launches", "1", "--task-samples", "1000000", "--price", "2.5usd")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "Cost, and what a task of 1,000,000 samples takes, at 2.5 USD for a device and hour (--price)",
+            "case *devices *samples/s *USD a million samples *task hours *task USD *",
+            "mine *2 *",
+        ]
+    )
+
+
 def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project: pytest.Pytester) -> None:
     pytest_run(project, "--save-baseline")
     project.makepyfile(my_steps=STEP.format(slow=" * 4"))

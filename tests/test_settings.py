@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_trainbench.hardware import Price
 from pytest_trainbench.settings import OPTIONS, Settings, flag, gigabytes, read
 
 ROOT = Path("/project")
@@ -22,6 +23,9 @@ DEFAULTS = Settings(
     launch_timeout=600.0,
     run_timeout=None,
     results=None,
+    cost=False,
+    price=None,
+    task_samples=None,
     report_md=None,
     preload="",
     strict=False,
@@ -37,6 +41,9 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "launch_timeout": ("90.5", 90.5),
     "run_timeout": ("3600", 3600.0),
     "results": ("/results", Path("/results")),
+    "cost": ("true", True),
+    "price": ("2.5USD", Price(amount=2.5, currency="USD", per="hour", date=None, source="--price")),
+    "task_samples": ("2048", 2048),
     "report_md": ("/report.md", Path("/report.md")),
 }
 """Of each option a text and what it means."""
@@ -120,6 +127,10 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
         *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
+        *(
+            ("price", text, "it must be an amount above 0 and a currency, for a device and hour, for example 2.5USD")
+            for text in ("2.5", "USD", "0USD", "2.5USD/h", "-1EUR", "1.2.3USD")
+        ),
         *(("save_baseline", text, "it must be true or false") for text in ("maybe", "2", "on")),
     ],
 )

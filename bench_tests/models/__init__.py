@@ -80,6 +80,11 @@ MODELS = {
         dimensions={"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 30_522, "positions": 512},
         learning_rate=5e-5,
     ),
+    "deberta-tiny": Model(
+        builder="bench_tests.models.bert:deberta_v3",
+        dimensions={"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 1024, "positions": 64},
+        learning_rate=2e-3,
+    ),
     "deberta-v3-base": Model(
         builder="bench_tests.models.bert:deberta_v3",
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 128_100, "positions": 512},

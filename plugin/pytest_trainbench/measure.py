@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import flops, parts
+from pytest_trainbench import energy, flops, parts
 from pytest_trainbench.step import Step
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Timing:
     losses: list[float | None]
     flops_counted: float | None
     memory: dict[str, int]
+    energy_j: float | None
     parts: dict[str, float]
 
 
@@ -93,8 +94,12 @@ def run(
     # in a long run, without switching the collector off, which no trainer can rely on.
     gc.collect()
     gc.freeze()
+    # Of a rank with several devices the counter would see one.
+    counted = energy.counter_of(device) if step.devices == 1 else None
     slowest(0.0)
+    before_j = counted() if counted else 0.0
     step_ms, timed_losses = timed_loop(step.run, count, clock)
+    energy_j = counted() - before_j if counted else None
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)
@@ -107,6 +112,7 @@ def run(
         losses=[None if loss is None else float(loss) for loss in losses],
         flops_counted=None if counter is None else float(counter.get_total_flops()),
         memory=memory,
+        energy_j=energy_j,
         parts={} if found is None else asdict(found),
     )
 

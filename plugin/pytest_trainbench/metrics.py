@@ -60,7 +60,21 @@ class Window:
     @property
     def tflops_per_device(self) -> float | None:
         flops_per_s = self.per_s(self.traces[0].flops)
-        return None if flops_per_s is None else flops_per_s / 1e12 / len(self.traces)
+        return None if flops_per_s is None else flops_per_s / 1e12 / self.devices
+
+    @property
+    def devices(self) -> int:
+        """That all ranks together keep busy."""
+        return sum(trace.devices for trace in self.traces)
+
+    @property
+    def energy_j_per_sample(self) -> float | None:
+        """Of all devices, over all timed steps; ``None`` where a rank's device has no counter, or it did not tick."""
+        taken_j = [trace.energy_j for trace in self.traces]
+        if not all(taken_j):
+            return None
+        first = self.traces[0]
+        return sum(one_j for one_j in taken_j if one_j) / (first.samples * len(first.step_ms))
 
     def part(self, name: str, pick: Callable[[Iterable[float]], float] = max) -> float | None:
         """Of the ranks' figures the largest, or another ``pick``; ``None`` on a CPU."""
@@ -189,6 +203,20 @@ METRICS: dict[str, Metric] = {
         read=lambda window: window.tflops_per_device,
     ),
     "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=_mfu),
+    "energy_j_per_sample": Metric(
+        title="energy of the devices a sample",
+        unit="J",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.energy_j_per_sample,
+    ),
+    "devices": Metric(
+        title="devices, where a rank has several",
+        unit="",
+        higher_is_better=False,
+        gate=None,
+        read=lambda window: window.devices if window.devices > len(window.traces) else None,
+    ),
     "loss_deviation": Metric(
         title="distance of the losses from the unsharded model's",
         unit="",

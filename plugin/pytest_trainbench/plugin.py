@@ -22,7 +22,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import Record, dump
-from pytest_trainbench.report import markdown, terminal
+from pytest_trainbench.report import cost, effects, markdown, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
@@ -95,10 +95,20 @@ class Session:
             path.write_text(dump(record.to_json()), encoding="utf-8")
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """What the suite's hooks make of all records; the tables that have rows, by title."""
+        """What the suite's hooks make of all records, and their cost if asked for; the tables that have rows, by
+        title."""
         records = [row.record for row in self.rows if row.record is not None and not row.same_as]
         made = self.config.hook.pytest_trainbench_tables(records=records)
-        return {title: table for tables in made for title, table in tables.items() if len(table)}
+        tables = {title: table for tables in made for title, table in tables.items() if len(table)}
+        options = self.settings
+        if (options.cost or options.task_samples) and cost.costs(records):
+            listed = self.hardware.accelerator.price if self.hardware.accelerator else None
+            price, task = options.price or listed, options.task_samples
+            title = cost.title(price=price, hardware=self.hardware.id, task_samples=task)
+            tables[title] = cost.table(records, price=price, task_samples=task)
+            if len(changes := effects.table(records)):
+                tables["What one change made"] = changes
+        return tables
 
     def header(self) -> str:
         from importlib.metadata import PackageNotFoundError, version

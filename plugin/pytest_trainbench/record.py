@@ -25,8 +25,9 @@ class Trace:
     step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
     this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
     on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
-    parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. figures: what
-    the step said of itself. phases_s: seconds by phase.
+    parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. energy_j: taken
+    by this rank's device in all timed steps, ``None`` where it has no counter. figures: what the step said of itself.
+    devices: that this rank keeps busy. phases_s: seconds by phase.
     """
 
     rank: int
@@ -40,10 +41,12 @@ class Trace:
     dtype: str
     replicated: bool
     trains: bool
+    devices: int
     digest_before: str
     digest_after: str
     memory: dict[str, int]
     parts: dict[str, float]
+    energy_j: float | None
     figures: dict[str, float]
     phases_s: dict[str, float]
 

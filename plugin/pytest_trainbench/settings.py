@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_trainbench.hardware import Price
+
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
@@ -29,6 +31,17 @@ def _switch(text: str) -> bool:
 def gigabytes(text: str) -> float:
     """``"32"``, ``"32GB"`` → 32.0 (GB of 10⁹ bytes)."""
     return _positive(text.upper().removesuffix("GB"), "a number of GB above 0, for example 32GB")
+
+
+def price(text: str) -> Price:
+    """``"2.5USD"``: 2.5 US dollars for one device and hour."""
+    found = re.fullmatch(r"([0-9.]+) ?([A-Za-z]{3})", text)
+    wanted = "an amount above 0 and a currency, for a device and hour, for example 2.5USD"
+    if found is None:
+        raise ValueError(f"it must be {wanted}")
+    return Price(
+        amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price"
+    )
 
 
 def _positive(text: str, what: str) -> float:
@@ -99,6 +112,23 @@ OPTIONS: dict[str, Option] = {
         parse=Path,
         metavar="DIR",
     ),
+    "cost": Option(
+        help="also show what each case costs in money and energy, and the best choice among cases of the same work",
+        default=False,
+        parse=_switch,
+    ),
+    "price": Option(
+        help="of a device and hour, for example 2.5USD (default: that of the hardware table, with its date and source)",
+        default=None,
+        parse=price,
+        metavar="PRICE",
+    ),
+    "task_samples": Option(
+        help="like --cost, and also show what a task of so many samples takes: hours, money, energy",
+        default=None,
+        parse=_count,
+        metavar="N",
+    ),
     "report_md": Option(
         help="also append the report to this file, as Markdown (for $GITHUB_STEP_SUMMARY)",
         default=None,
@@ -121,6 +151,9 @@ class Settings:
     launch_timeout: float
     run_timeout: float | None
     results: Path | None
+    cost: bool
+    price: Price | None
+    task_samples: int | None
     report_md: Path | None
     preload: str
     strict: bool

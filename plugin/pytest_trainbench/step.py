@@ -41,6 +41,8 @@ class Step:
     trains:
         False for a part of a step, such as one layer or one product: ``run`` may return ``None`` on every rank, and
         nothing must be learned.
+    devices:
+        That this rank keeps busy by itself: more than one where it spreads its work, as ``nn.DataParallel`` does.
     figures:
         Asked once after timing, for figures that only the step knows: stored and shown beside the metrics, never
         judged. Those of rank 0 are kept.
@@ -55,11 +57,14 @@ class Step:
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool = False
     trains: bool = True
+    devices: int = 1
     figures: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        if self.devices < 1:
+            raise ValueError(f"a rank keeps at least one device busy, not {self.devices!r}")
         if self.samples < 1 or (self.tokens is not None and self.tokens < 1):
             raise ValueError(f"a step needs at least one sample and one token: {self.samples}, {self.tokens}")
         if self.flops is not None and not self.flops > 0:

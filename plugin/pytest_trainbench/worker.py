@@ -215,8 +215,9 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)
     else:
         phases("training the reference")
+        losses = measure.losses(step, job.reference_steps)
         timing = measure.Timing(
-            step_ms=[], losses=measure.losses(step, job.reference_steps), flops_counted=None, memory={}, parts={}
+            step_ms=[], losses=losses, flops_counted=None, memory={}, energy_j=None, parts={}
         )
     phases("checking")
     trace = Trace(
@@ -228,9 +229,10 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         dtype=step.dtype,
         replicated=step.replicated,
         trains=step.trains,
+        devices=step.devices,
         digest_before=before,
         digest_after=measure.digest(step.parameters()),
-        figures=dict(step.figures()) if step.figures is not None else {},
+        figures=dict(step.figures()) if step.figures is not None and job.reference_steps is None else {},
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )

@@ -1,0 +1,131 @@
+"""Masked-LM pre-training through transformers' ``Trainer``: time to train and to evaluate.
+
+Run a part of it: ``pytest bench_tests -k "trainer and bf16 and dp4" --hw h200``. See docs/trainer.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_trainbench import MeshShape
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.measure import Plan
+
+WORK = {
+    "smoke": {"model": "deberta-tiny", "sequence": 16},
+    "seed": {"model": "deberta-v3-base", "sequence": 512},
+}
+ACCUMULATION = {"smoke": 2, "seed": 4}
+TRAIN_SAMPLES = {"smoke": 32, "seed": 2048}
+EVAL_SAMPLES = {"smoke": 16, "seed": 1024}
+EPOCHS = 2
+
+
+@pytest.fixture
+def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
+    """A number format from what the test calls it; skips where the device or ``Trainer`` has no such format."""
+    if request.param == "full":
+        return hardware.full
+    if request.param == "fp16" and hardware.kind == "cpu":
+        pytest.skip("Trainer has no fp16 on a CPU")
+    if request.param == "bf16" and hardware.amp != "bf16":
+        pytest.skip(f"{hardware.device_name} has no bf16")
+    return str(request.param)
+
+
+@pytest.fixture
+def reports(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The parameter that ``--report-to`` adds to a training: one that reports is another case."""
+    report_to = request.config.getoption("--report-to")
+    return {} if report_to == "none" else {"report_to": report_to}
+
+
+def train(profile: str, ranks: int) -> dict[str, Any]:
+    """A training, and the same one on a single rank, which accumulates what the others would have taken."""
+    return {
+        "builder": "bench_tests.trainer.steps:trainer_train",
+        "samples": TRAIN_SAMPLES[profile],
+        "accumulation": ACCUMULATION[profile],
+        "reference": {"accumulation": ACCUMULATION[profile] * ranks, "report_to": "none"} if ranks > 1 else None,
+        **WORK[profile],
+    }
+
+
+def evaluation(profile: str) -> dict[str, Any]:
+    return {
+        "builder": "bench_tests.trainer.steps:trainer_eval",
+        "samples": EVAL_SAMPLES[profile],
+        **WORK[profile],
+    }
+
+
+@pytest.mark.profiles(
+    batch={"smoke": [2], "seed": [4, 8, 16]}, mesh={"smoke": ["dp1", "dp2"], "seed": ["dp1", "dp2", "dp4"]}
+)
+@pytest.mark.parametrize("precision", ["full", "fp16", "bf16"], indirect=True)
+def test_trainer_train(
+    bench: Callable[..., object],
+    mesh: MeshShape,
+    profile: str,
+    plan: Plan | None,
+    precision: str,
+    batch: int,
+    reports: dict[str, str],
+) -> None:
+    """Distributed data parallelism trains as one rank does that accumulates more."""
+    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **train(profile, mesh.dp), **reports)
+
+
+@pytest.mark.profiles(batch={"smoke": [2], "seed": [4, 8, 16]}, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
+@pytest.mark.parametrize("precision", ["full", "fp16", "bf16"], indirect=True)
+def test_trainer_eval(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str, batch: int
+) -> None:
+    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **evaluation(profile))
+
+
+@pytest.mark.profiles(batch={"smoke": [2], "seed": [8]}, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
+@pytest.mark.parametrize("precision", ["full", "fp16"], indirect=True)
+def test_trainer_run(
+    bench: Callable[..., object],
+    mesh: MeshShape,
+    profile: str,
+    plan: Plan | None,
+    precision: str,
+    batch: int,
+    reports: dict[str, str],
+) -> None:
+    """A whole run, whose figures ``Trainer`` itself logs: two epochs with an evaluation after each."""
+    work = train(profile, mesh.dp)
+    work |= {
+        "builder": "bench_tests.trainer.steps:trainer_run",
+        "train_samples": work.pop("samples"),
+        "eval_samples": EVAL_SAMPLES[profile],
+        "epochs": EPOCHS,
+    }
+    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **work, **reports)
+
+
+@pytest.mark.profiles(batch={"smoke": [2], "seed": [4, 8]}, mesh={"smoke": ["dp2"], "seed": ["dp2", "dp4"]})
+@pytest.mark.parametrize("precision", ["full", "fp16"], indirect=True)
+@pytest.mark.parametrize("phase", ["train", "eval"])
+def test_trainer_data_parallel(
+    bench: Callable[..., object],
+    mesh: MeshShape,
+    profile: str,
+    plan: Plan | None,
+    hardware: Hardware,
+    phase: str,
+    precision: str,
+    batch: int,
+) -> None:
+    """``nn.DataParallel``: what ``Trainer`` does in one process that sees several GPUs. ``mesh`` says how many."""
+    if hardware.kind != "cuda":
+        pytest.skip(f"nn.DataParallel needs {mesh.dp} GPUs, and this is a {hardware.kind} device")
+    work = train(profile, mesh.dp) if phase == "train" else evaluation(profile)
+    if phase == "train":
+        work["reference"]["devices"] = 1
+    bench(mesh=MeshShape(), devices=mesh.dp, plan=plan, precision=precision, batch=batch, **work)

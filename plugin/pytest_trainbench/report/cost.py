@@ -1,0 +1,165 @@
+"""What training costs: time, money and energy of each case, and which case is the best choice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pytest_trainbench.hardware import Price
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import mib
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MILLION = 1_000_000
+J_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one case, from the medians over its launches. ``None`` stands for what was not measured.
+
+    devices: that it keeps busy, all of which are paid for. memory_bytes: of the device (on a CPU, of the process) that
+    needs most. work: cases with equal ones train the same model on samples of the same length.
+    """
+
+    label: str
+    work: tuple[object, ...]
+    devices: int
+    samples_per_s: float
+    tokens_per_s: float | None
+    energy_j_per_sample: float | None
+    memory_bytes: float | None
+
+    def hours(self, samples: float) -> float:
+        return samples / self.samples_per_s / 3600
+
+    def money(self, samples: float, price: Price) -> float:
+        """In the price's own currency."""
+        return self.hours(samples) * self.devices * price.amount
+
+    def kwh(self, samples: float) -> float | None:
+        return None if self.energy_j_per_sample is None else self.energy_j_per_sample * samples / J_PER_KWH
+
+    @property
+    def samples_per_token(self) -> float | None:
+        return None if self.tokens_per_s is None else self.samples_per_s / self.tokens_per_s
+
+
+AMOUNTS: dict[str, Callable[[Cost], float | None]] = {
+    "fastest": lambda one: one.hours(MILLION),
+    # Every device has one price: whatever it is, the order is that of device-hours.
+    "cheapest": lambda one: one.hours(MILLION) * one.devices,
+    "least energy": lambda one: one.energy_j_per_sample,
+    "least memory": lambda one: one.memory_bytes,
+}
+"""Title -> what the case with that title takes least of."""
+
+
+def costs(records: Sequence[Record]) -> list[Cost]:
+    """Of each record that went well, in their order.
+
+    Two cases do the same work if they have the same builder, the same parameter ``model``, and as many tokens a sample.
+    """
+    return [_cost(record) for record in records if record.outcome == "ok" and record.values("samples_per_s")]
+
+
+def table(records: Sequence[Record], *, price: Price | None, task_samples: int | None) -> pd.DataFrame:
+    """One line a case, everything as text, columns without any figure left out.
+
+    Money is there with a price by the hour only. ``task_samples`` adds what a task of so many samples takes. *best*
+    says of what a case takes least, where at least one other does the same work.
+    """
+    import pandas as pd
+
+    found = costs(records)
+    titles = _best(found)
+    hourly = price if price is not None and price.per == "hour" else None
+    lines = [
+        {
+            "case": one.label,
+            "devices": str(one.devices),
+            "samples/s": f"{one.samples_per_s:,.2f}",
+            **_money_columns(one, hourly),
+            "J a sample": _spell(one.energy_j_per_sample),
+            **(_task_columns(one, task_samples, hourly) if task_samples is not None else {}),
+            "memory MiB": "" if one.memory_bytes is None else mib(one.memory_bytes),
+            "best": ", ".join(titles[index]),
+        }
+        for index, one in enumerate(found)
+    ]
+    text = pd.DataFrame(lines)
+    return text[[name for name in text if (text[name] != "").any()]]
+
+
+def title(*, price: Price | None, hardware: str, task_samples: int | None) -> str:
+    """What the table is about, with the price's date and source, or why there is none."""
+    what = "Cost" if task_samples is None else f"Cost, and what a task of {task_samples:,} samples takes"
+    if price is None:
+        return f"{what}; no price is known for {hardware}: --price 2.5USD names one for a device and hour"
+    when = "" if price.date is None else f", {price.date}"
+    amount = f"{price.amount:,g} {price.currency}"
+    if price.per == "device":
+        return (
+            f"{what}; {hardware} has a price to buy ({amount} a device, {price.source}{when}): --price 2.5USD names"
+            " one for a device and hour"
+        )
+    return f"{what}, at {amount} for a device and hour ({price.source}{when})"
+
+
+def _cost(record: Record) -> Cost:
+    def figure(*metrics: str) -> float | None:
+        return next((median(values) for name in metrics if (values := record.values(name))), None)
+
+    samples_per_s, tokens_per_s = figure("samples_per_s"), figure("tokens_per_s")
+    assert samples_per_s is not None
+    tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
+    return Cost(
+        label=record.label,
+        work=(record.case.builder.rpartition(":")[2], record.case.params.get("model"), tokens),
+        devices=round(figure("devices") or record.case.mesh.world_size),
+        samples_per_s=samples_per_s,
+        tokens_per_s=tokens_per_s,
+        energy_j_per_sample=figure("energy_j_per_sample"),
+        memory_bytes=figure("peak_allocated_bytes", "process_bytes"),
+    )
+
+
+def _money_columns(one: Cost, price: Price | None) -> dict[str, str]:
+    if price is None:
+        return {}
+    tokens = one.samples_per_token
+    return {
+        f"{price.currency} a million samples": _spell(one.money(MILLION, price)),
+        f"{price.currency} a million tokens": "" if tokens is None else _spell(one.money(MILLION * tokens, price)),
+    }
+
+
+def _task_columns(one: Cost, samples: int, price: Price | None) -> dict[str, str]:
+    money = {} if price is None else {f"task {price.currency}": _spell(one.money(samples, price))}
+    return {"task hours": _spell(one.hours(samples)), **money, "task kWh": _spell(one.kwh(samples))}
+
+
+def _best(found: Sequence[Cost]) -> list[list[str]]:
+    """The titles that each case wins among those that do the same work."""
+    titles: list[list[str]] = [[] for _ in found]
+    groups = defaultdict(list)
+    for index, one in enumerate(found):
+        groups[one.work].append(index)
+    for group in groups.values():
+        for name, amount_of in AMOUNTS.items():
+            amounts = {index: amount for index in group if (amount := amount_of(found[index])) is not None}
+            if len(amounts) > 1:
+                titles[min(amounts, key=amounts.__getitem__)].append(name)
+    return titles
+
+
+def _spell(amount: float | None) -> str:
+    """Three digits, or all before the point."""
+    if amount is None:
+        return ""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"

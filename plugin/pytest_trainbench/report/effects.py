@@ -1,0 +1,96 @@
+"""What one change makes, where two cases of a session differ in nothing else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import signed
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MESH = "mesh"
+"""How the mesh is called among the parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """``name`` went from ``before`` to ``after``: two values that follow each other."""
+
+    name: str
+    before: str
+    after: str
+
+
+def table(records: Sequence[Record]) -> pd.DataFrame:
+    """One line a change, everything as text; without a line where no two cases differ in one thing only.
+
+    Numbers are held against the next smaller one, other values against the one that was measured first. Figures are
+    medians over all pairs of cases that show the change; *faster* is of samples/s.
+    """
+    import pandas as pd
+
+    pairs = _pairs([record for record in records if record.outcome == "ok" and record.values("samples_per_s")])
+    lines = [
+        {
+            "change": f"{change.name} {change.before} → {change.after}",
+            "pairs": str(len(found)),
+            "samples/s": _median_change(found, lambda record: _figure(record, "samples_per_s")),
+            "a device": _median_change(found, _samples_per_s_per_device),
+            "memory": _median_change(found, lambda record: _figure(record, "peak_allocated_bytes", "process_bytes")),
+            "energy a sample": _median_change(found, lambda record: _figure(record, "energy_j_per_sample")),
+        }
+        for change, found in pairs.items()
+    ]
+    text = pd.DataFrame(lines)
+    return text[[name for name in text if (text[name] != "").any()]]
+
+
+def _pairs(records: Sequence[Record]) -> dict[Change, list[tuple[Record, Record]]]:
+    found: dict[Change, list[tuple[Record, Record]]] = defaultdict(list)
+    described = [(record, _description(record)) for record in records]
+    for name in dict.fromkeys(name for _, description in described for name in description):
+        alike: dict[str, list[tuple[Any, Record]]] = defaultdict(list)
+        for record, description in described:
+            if name in description:
+                rest = {key: value for key, value in description.items() if key != name}
+                alike[repr((record.case.builder, sorted(rest.items())))].append((description[name], record))
+        for group in alike.values():
+            for (before, one), (after, other) in _neighbours(group):
+                found[Change(name=name, before=str(before), after=str(after))].append((one, other))
+    return found
+
+
+def _description(record: Record) -> Mapping[str, Any]:
+    return {**record.case.params, MESH: str(record.case.mesh)}
+
+
+def _neighbours(group: list[tuple[Any, Record]]) -> list[tuple[tuple[Any, Record], tuple[Any, Record]]]:
+    values = [value for value, _ in group]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        return list(pairwise(sorted(group, key=lambda pair: pair[0])))
+    return [(group[0], other) for other in group[1:]]
+
+
+def _median_change(
+    pairs: Sequence[tuple[Record, Record]], figure: Callable[[Record], float | None]
+) -> str:
+    changes = [
+        after / before - 1 for one, other in pairs if (before := figure(one)) and (after := figure(other)) is not None
+    ]
+    return signed(median(changes)) if changes else ""
+
+
+def _figure(record: Record, *metrics: str) -> float | None:
+    return next((median(values) for name in metrics if (values := record.values(name))), None)
+
+
+def _samples_per_s_per_device(record: Record) -> float | None:
+    rate = _figure(record, "samples_per_s")
+    return None if rate is None else rate / (_figure(record, "devices") or record.case.mesh.world_size)

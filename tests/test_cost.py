@@ -1,0 +1,96 @@
+"""What a case costs: devices × hours × price, in the price's own currency; and which case is the best choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from samples import MIB, case, failed, launch, record
+
+from pytest_trainbench.hardware import Price
+from pytest_trainbench.record import Record
+from pytest_trainbench.report import cost
+
+HOURLY = Price(amount=3.0, currency="EUR", per="hour", date="2026-09-20", source="https://example.org/prices")
+TO_BUY = Price(amount=16_000.0, currency="USD", per="device", date=None, source="https://example.org/shop")
+
+
+def of(label: str, samples_per_s: float, *, mesh: str = "dp1", model: str = "gpt", **metrics: float) -> Record:
+    params: dict[str, Any] = {"model": model, "strategy": label}
+    return record(launch(samples_per_s=samples_per_s, **metrics), of=case(mesh=mesh, **params), label=label)
+
+
+ONE = of("one", 100.0, tokens_per_s=51_200.0, energy_j_per_sample=6.0, peak_allocated_bytes=900 * MIB)
+FOUR = of("four", 200.0, mesh="dp4", tokens_per_s=102_400.0, energy_j_per_sample=12.0, peak_allocated_bytes=400 * MIB)
+"""Four devices, twice as fast: twice as dear, and hungry."""
+
+
+def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | None = None) -> list[dict[str, str]]:
+    return cost.table(records, price=price, task_samples=task_samples).to_dict("records")
+
+
+def test_a_million_samples_and_tokens_cost_devices_times_hours_times_the_price() -> None:
+    """A million samples at 100 a second are 10,000 s; at 3 EUR for 3,600 s, 8.33 EUR."""
+    assert lines(ONE, FOUR) == [
+        {
+            "case": "one", "devices": "1", "samples/s": "100.00", "EUR a million samples": "8.33",
+            "EUR a million tokens": "0.0163", "J a sample": "6", "memory MiB": "900", "best": "cheapest, least energy",
+        },
+        {
+            "case": "four", "devices": "4", "samples/s": "200.00", "EUR a million samples": "16.7",
+            "EUR a million tokens": "0.0326", "J a sample": "12", "memory MiB": "400", "best": "fastest, least memory",
+        },
+    ]  # fmt: skip
+
+
+def test_a_task_takes_hours_money_and_energy() -> None:
+    """36 million samples at 100 a second: 100 hours, 300 EUR, and 6 J each are 60 kWh."""
+    (line,) = lines(ONE, task_samples=36_000_000)
+    assert {name: text for name, text in line.items() if name.startswith("task")} == {
+        "task hours": "100", "task EUR": "300", "task kWh": "60",
+    }  # fmt: skip
+
+
+def test_without_a_price_by_the_hour_there_is_time_and_no_money() -> None:
+    for price in (None, TO_BUY):
+        (line,) = lines(of("one", 100.0), price=price, task_samples=3600)
+        assert line == {"case": "one", "devices": "1", "samples/s": "100.00", "task hours": "0.01"}
+
+
+def test_a_rank_that_keeps_several_devices_busy_pays_for_all() -> None:
+    (line,) = lines(of("data parallel", 100.0, devices=4))
+    assert (line["devices"], line["EUR a million samples"]) == ("4", "33.3")
+
+
+def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
+    """Not another model, not samples of another length, and nothing alone."""
+    other_model = of("other model", 1000.0, tokens_per_s=512_000.0, model="bert")
+    other_length = of("other length", 1000.0, tokens_per_s=128_000.0)
+    best = {line["case"]: line["best"] for line in lines(ONE, FOUR, other_model, other_length)}
+    assert (best["other model"], best["other length"], best["four"]) == ("", "", "fastest, least memory")
+    assert "best" not in lines(other_model)[0]
+
+
+def test_a_case_that_failed_costs_nothing() -> None:
+    assert cost.costs([record(failed("oom")), record(launch())]) == []
+
+
+@pytest.mark.parametrize(
+    ("price", "task_samples", "title"),
+    [
+        (HOURLY, None, "Cost, at 3 EUR for a device and hour (https://example.org/prices, 2026-09-20)"),
+        (
+            HOURLY, 2048, "Cost, and what a task of 2,048 samples takes, at 3 EUR for a device and hour"
+            " (https://example.org/prices, 2026-09-20)",
+        ),
+        (None, None, "Cost; no price is known for h200: --price 2.5USD names one for a device and hour"),
+        (
+            TO_BUY, None, "Cost; h200 has a price to buy (16,000 USD a device, https://example.org/shop):"
+            " --price 2.5USD names one for a device and hour",
+        ),
+    ],
+)  # fmt: skip
+def test_the_title_dates_and_sources_the_price_or_asks_for_one(
+    price: Price | None, task_samples: int | None, title: str
+) -> None:
+    assert cost.title(price=price, hardware="h200", task_samples=task_samples) == title

@@ -1,0 +1,56 @@
+"""What one change made: only between cases that differ in nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samples import MIB, case, failed, launch, record
+
+from pytest_trainbench.record import Record
+from pytest_trainbench.report import effects
+
+
+def of(samples_per_s: float, *, mesh: str = "dp1", mib: int = 100, **params: Any) -> Record:
+    known = {"precision": "fp32", "batch": 4, **params}
+    one = launch(samples_per_s=samples_per_s, peak_allocated_bytes=mib * MIB)
+    return record(one, of=case(mesh=mesh, **known))
+
+
+def lines(*records: Record) -> list[dict[str, str]]:
+    return effects.table(records).to_dict("records")
+
+
+def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
+    """Words follow the one measured first, numbers the next smaller one."""
+    assert lines(
+        of(100.0),
+        of(130.0, batch=16, mib=300),
+        of(120.0, batch=8, mib=180),
+        of(200.0, precision="bf16", mib=60),
+        of(360.0, precision="bf16", mesh="dp2", mib=60),
+    ) == [
+        {
+            "change": "precision fp32 → bf16", "pairs": "1", "samples/s": "+100.0%", "a device": "+100.0%",
+            "memory": "−40.0%",
+        },
+        {"change": "batch 4 → 8", "pairs": "1", "samples/s": "+20.0%", "a device": "+20.0%", "memory": "+80.0%"},
+        {"change": "batch 8 → 16", "pairs": "1", "samples/s": "+8.3%", "a device": "+8.3%", "memory": "+66.7%"},
+        {"change": "mesh dp1 → dp2", "pairs": "1", "samples/s": "+80.0%", "a device": "−10.0%", "memory": "0.0%"},
+    ]  # fmt: skip
+
+
+def test_a_change_that_several_pairs_show_is_their_median() -> None:
+    pairs = [(100.0, 150.0), (100.0, 160.0), (100.0, 290.0)]
+    records = [
+        of(rate, batch=batch, steps=steps)
+        for steps, (small, large) in enumerate(pairs)
+        for batch, rate in ((4, small), (8, large))
+    ]
+    (line,) = [line for line in lines(*records) if line["change"].startswith("batch")]
+    assert (line["pairs"], line["samples/s"]) == ("3", "+60.0%")
+
+
+def test_cases_that_differ_in_two_things_or_failed_show_nothing() -> None:
+    other_builder = record(launch(samples_per_s=1.0), of=case(builder="suite:other", precision="fp32", batch=4))
+    broken = record(failed("oom"), of=case(mesh="dp1", precision="fp32", batch=8))
+    assert lines(of(100.0), of(100.0, batch=8, precision="bf16"), other_builder, broken) == []

@@ -1,0 +1,272 @@
+"""Trainer's loops, advanced from outside, do what they do when left alone."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench_tests.trainer.turns import Turns
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import Ended, launch, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+WORK = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server(request: pytest.FixtureRequest) -> None:
+    start_fork_server(request.config.getini("trainbench_preload"))
+
+
+def end(folder: Path, builder: str, *, dp: int, reference_steps: int | None = None, **params: Any) -> Ended:
+    return launch(
+        Job(
+            case=Case(
+                builder=f"bench_tests.trainer.steps:{builder}", mesh=MeshShape(dp=dp), params={**WORK, **params}
+            ),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=120,
+            collective_limit_s=60,
+            plan=Plan(warmup=4, min_steps=8, max_steps=8),
+            reference_steps=reference_steps,
+            import_path=(str(ROOT), str(ROOT / "tests")),
+        )
+    )
+
+
+def run(folder: Path, builder: str, *, dp: int, **params: Any) -> Launch:
+    ended = end(folder, builder, dp=dp, **params)
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    done = reduce(ended.traces, peak_tflops=None)
+    assert (done.outcome, done.reason) == ("ok", None)
+    return done
+
+
+# The turns
+
+
+def test_the_work_goes_on_only_in_its_turns_and_not_in_the_callers_thread() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def work() -> None:
+        for number in itertools.count():
+            seen.append(("work", number))
+            assert threading.current_thread() is not threading.main_thread()
+            turns.pause()
+
+    turns = Turns(work, CPU)
+    assert seen == []
+    for number in range(3):
+        turns.step()
+        seen.append(("caller", number))
+    turns.stop()
+    assert seen == [(who, number) for number in range(3) for who in ("work", "caller")]
+
+
+def test_what_the_work_raises_is_raised_where_it_was_waited_for_and_again_later() -> None:
+    def work() -> None:
+        turns.pause()
+        raise MemoryError("planted")
+
+    turns = Turns(work, CPU)
+    turns.step()
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="planted"):
+            turns.step()
+
+
+def test_work_that_ends_has_no_next_step() -> None:
+    turns = Turns(lambda: None, CPU)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the work is at its end"):
+            turns.step()
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_stopped_work_cleans_up_and_its_thread_is_gone(steps: int) -> None:
+    undone = ["cleaned up"] * steps
+
+    def work() -> None:
+        try:
+            turns.pause()
+        except Exception:  # a handler of the work's own must not swallow the end
+            undone.append("swallowed")
+        finally:
+            undone.remove("cleaned up")
+
+    before = threading.active_count()
+    turns = Turns(work, CPU)
+    for _ in range(steps):
+        turns.step()
+    turns.stop()
+    assert (undone, threading.active_count()) == ([], before)
+
+
+def test_a_process_ends_with_work_that_waits_for_its_turn() -> None:
+    program = """
+import itertools, torch
+from bench_tests.trainer.turns import Turns
+turns = Turns(lambda: [turns.pause() for _ in itertools.count()], torch.device("cpu"))
+turns.step()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Trainer
+
+
+def plain_losses(steps: int, *, samples: int) -> list[float]:
+    """Losses of training in a plain loop where every step takes the whole data set, as Trainer's defaults say."""
+    from bench_tests.data import POOL
+    from bench_tests.models import find_model
+    from bench_tests.models.bert import mask
+
+    row = find_model(WORK["model"])
+    module = row.build("cpu", sequence=WORK["sequence"])
+    model = module.deberta
+    tokens, labels = mask(module.draw(samples // POOL)[0].flatten(0, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=row.learning_rate, weight_decay=0.0)
+    losses = []
+    for _ in range(steps):
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize(("dp", "accumulation"), [(1, 8), (2, 4)])
+def test_training_has_the_losses_of_a_plain_loop(dp: int, accumulation: int, tmp_path: Path) -> None:
+    """Not those times the number of accumulated batches and ranks, as Trainer computes them for this model by
+    default."""
+    done = run(tmp_path / "job", "trainer_train", dp=dp, accumulation=accumulation, samples=16)
+    assert done.losses == pytest.approx(plain_losses(len(done.losses), samples=16), rel=1e-3)
+
+
+def test_ranks_train_on_the_samples_that_one_rank_accumulates(tmp_path: Path) -> None:
+    """In every epoch: steps of 8 of 32 samples see others each time, in an order that the seed decides."""
+    one = run(tmp_path / "one", "trainer_train", dp=1, accumulation=4, samples=32)
+    two = run(tmp_path / "two", "trainer_train", dp=2, accumulation=2, samples=32)
+    assert loss_fault(two.losses, one.losses, tolerance=0.001) is None
+
+
+def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
+    done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16)
+    assert done.losses == pytest.approx([*done.losses[:4]] * 3)
+    assert sum(done.losses[:4]) / 4 == pytest.approx(plain_losses(1, samples=16)[0])
+    assert len(set(done.losses[:4])) == 4
+
+
+def test_a_whole_run_reports_what_trainer_logs_of_it(tmp_path: Path) -> None:
+    """Two epochs of two steps, evaluated after each: its losses are those of the first four steps."""
+    shapes = {"accumulation": 4, "train_samples": 16, "eval_samples": 8, "epochs": 4}
+    figures = run(tmp_path / "job", "trainer_run", dp=2, **shapes).figures
+    assert figures["train_samples_per_s"] * figures["train_runtime_s"] == pytest.approx(4 * 16, rel=0.01)
+    assert figures["train_steps_per_s"] * figures["train_runtime_s"] == pytest.approx(4, rel=0.01)
+    assert figures["eval_samples_per_s"] * figures["eval_runtime_s"] == pytest.approx(8, rel=0.01)
+    assert figures["eval_steps_per_s"] * figures["eval_runtime_s"] == pytest.approx(2, rel=0.01)
+    assert figures["eval_runtime_s"] < figures["train_runtime_s"]
+    assert figures["eval_loss"] > figures["train_loss"] > 0
+
+
+def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) -> None:
+    shapes = {"accumulation": 4, "train_samples": 16, "eval_samples": 8, "epochs": 10**6}
+    (trace,) = end(tmp_path / "job", "trainer_run", dp=1, reference_steps=3, **shapes).traces
+    assert (len(trace.losses), trace.figures) == (3, {})
+
+
+@pytest.mark.parametrize(
+    ("builder", "dp", "params", "sentence"),
+    [
+        (
+            "trainer_train", 2, {"accumulation": 3, "samples": 16},
+            "training with 16 samples is no whole number of steps of 12",
+        ),
+        ("trainer_eval", 1, {"samples": 3}, "evaluation with 3 samples is no whole number of steps of 2"),
+        ("trainer_eval", 2, {"samples": 8, "devices": 2}, "DataParallel is one rank with several devices, not 2 ranks"),
+        ("trainer_eval", 1, {"samples": 8, "devices": 2}, "nn.DataParallel over 2 GPUs, and 0 are here"),
+        ("trainer_eval", 1, {"samples": 8, "precision": "fp16"}, "Trainer has no fp16 on a CPU: take bf16"),
+        ("trainer_eval", 1, {"samples": 8, "model": "gpt-tiny"}, "masked language model here, and 'gpt-tiny' is none"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_refused_in_a_sentence(
+    builder: str, dp: int, params: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    ended = end(tmp_path / "job", builder, dp=dp, **params)
+    assert ended.outcome == "crash"
+    assert sentence in str(ended.reason)
+
+
+AUTOCAST = """
+import os
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from bench_tests.trainer.steps import Work
+torch.cuda.device_count = lambda: 2
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+for devices in (1, 2):
+    work = Work(mesh=mesh, model="deberta-tiny", precision="bf16", sequence=16, batch=2, devices=devices)
+    model, (data,) = work.build(8)
+    seen = set()
+    model.deberta.encoder.layer[0].intermediate.dense.register_forward_hook(lambda *call: seen.add(call[-1].dtype))
+    trainer = work.trainer(model, train_dataset=data, max_steps=1)
+    trainer.train()
+    print(devices, trainer.args.train_batch_size, type(trainer.model_wrapped).__name__, *seen, os.environ["LOCAL_RANK"])
+"""
+
+
+def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -> None:
+    """A fact of transformers and accelerate, which docs/trainer.md tells. Without GPUs DataParallel calls the model as
+    it is, and what is wrapped around it, or is not, can be seen."""
+    done = subprocess.run([sys.executable, "-c", AUTOCAST], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("1 ", "2 "))]
+    assert lines == ["1 2 DistributedDataParallel torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+
+
+# Reports
+
+
+def pytest_run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", str(ROOT / "bench_tests" / "test_trainer.py"), "-q", "--hw", "cpu"]
+    return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_a_reporter_that_is_not_installed_is_named_before_anything_starts(tmp_path: Path) -> None:
+    done = pytest_run("--report-to", "wandb", "--collect-only", folder=tmp_path)
+    if done.returncode == 0:
+        pytest.skip("wandb is installed")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--report-to wandb: wandb is not installed; pip install wandb" in done.stderr
+
+
+def test_losses_are_reported_to_tensorboard_while_they_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = "--report-to", "tensorboard", "--launches", "1", "-k", "trainer_train and full and dp2"
+    done = pytest_run(*options, folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    (events,) = tmp_path.glob("runs/**/events.*")  # rank 0's alone, and none of the reference
+    assert events.parts[len(tmp_path.parts) :][:2] == ("runs", "deberta-tiny-fp32-4")
+    log = EventAccumulator(str(events)).Reload()
+    assert [event.step for event in log.Scalars("train/loss")][:1] == [10]
