@@ -9,6 +9,7 @@ import io
 import os
 
 from pytest_trainbench.launch import PRELOAD_VARIABLE
+from pytest_trainbench.worker import OPENED_BY
 
 
 def _preload() -> None:
@@ -22,6 +23,22 @@ def _preload() -> None:
         ]:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+            if _a_fork_has_no_device():
+                # Too late for this server, but a rank can say what has to change.
+                os.environ[OPENED_BY] = module
+                return
+
+
+def _a_fork_has_no_device() -> bool:
+    """Whether CUDA was touched by now: torch tells it to a forked child only."""
+    import torch
+
+    if torch.version.cuda is None:
+        return False
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 _preload()
