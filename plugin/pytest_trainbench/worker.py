@@ -37,9 +37,6 @@ LOST_PEER = re.compile(
 )
 """What gloo and NCCL say to a rank whose peer went away."""
 
-OPENED_BY = "TRAINBENCH_OPENED_BY"
-"""Names, in a rank's environment, the module whose import touched the device before the rank was forked."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -196,11 +193,6 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         device = torch.device("cpu")
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     else:
-        if opener := os.environ.get(OPENED_BY):
-            raise RuntimeError(
-                f"importing {opener} ahead of time opened the device, which no process forked after that can use: take"
-                " it out of trainbench_preload in the ini file"
-            )
         # One thread a rank, as torchrun gives: the work is on the device, and idle threads of one rank disturb another.
         torch.set_num_threads(1)
         device = torch.device(job.device_kind, local_rank)
