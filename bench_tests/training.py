@@ -29,7 +29,7 @@ def train_step(
     """One optimisation step of ``model`` on ``mesh``, whose only axis is ``dp``.
 
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
-    that open (``sequence`` tokens). The result depends on their total over all ranks only, not on how they are split.
+    that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how they are split.
     Raises ``ValueError`` for a name or a combination that does not exist.
     """
     dp = mesh["dp"]
@@ -44,11 +44,14 @@ def train_step(
     device = torch.empty(0, device=mesh.device_type).device  # with its index
     recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
     module = model_row.build(device, **sample)
+    # Asked before a strategy takes the module apart.
     flops_per_sample, tokens_per_sample = module.flops_per_sample(), module.tokens_per_sample
+    counts_flops = module.counts_flops
 
     samples = micro_batch * micro_batches * dp.size()
     pools = module.draw(samples)
-    mine = [pool.chunk(dp.size(), dim=1)[dp.get_local_rank()].to(device) for pool in pools]
+    # Contiguous first: a view of shared memory would keep its odd strides on the device.
+    mine = [pool.chunk(dp.size(), dim=1)[dp.get_local_rank()].contiguous().to(device) for pool in pools]
     batches = cycle(list(zip(*mine, strict=True)))
 
     options = dict(strategy_row.options)
@@ -60,6 +63,7 @@ def train_step(
         samples=samples,
         tokens=None if tokens_per_sample is None else samples * tokens_per_sample,
         flops=None if flops_per_sample is None else samples * flops_per_sample,
+        counts_flops=counts_flops and trainee.counts_flops,
         dtype=precision,
         parameters=trainee.parameters,
         replicated=trainee.replicated,

@@ -33,7 +33,7 @@ class Model:
         """The model on ``device``, fp32; its random weights are the same on every rank.
 
         ``sample`` says what one sample is where the model leaves that open: ``sequence``, the number of tokens, for a
-        language model. Raises ``ValueError`` for one that the model cannot take.
+        language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot take.
         """
         import torch
 
@@ -69,6 +69,149 @@ MODELS = {
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 128_100, "positions": 512},
         learning_rate=1e-4,
         parameters=184_551_780,
+    ),
+    # What follows are the models of TorchBench (pytorch/benchmark) under their names there, each with a small relative.
+    "alexnet": Model(
+        builder="bench_tests.models.vision:alexnet",
+        dimensions={},
+        learning_rate=1e-4,
+        parameters=61_100_840,
+    ),
+    "alexnet-tiny": Model(
+        builder="bench_tests.models.vision:alexnet",
+        dimensions={"channels": (16, 24, 32, 32, 32), "hidden": 64, "classes": 100},
+        learning_rate=3e-3,
+    ),
+    "resnet18": Model(
+        builder="bench_tests.models.vision:resnet",
+        dimensions={"block": "BasicBlock", "layers": (2, 2, 2, 2)},
+        learning_rate=1e-3,
+        parameters=11_689_512,
+    ),
+    "resnet18-tiny": Model(
+        builder="bench_tests.models.vision:resnet",
+        dimensions={"block": "BasicBlock", "layers": (1, 1, 1, 1), "classes": 100},
+        learning_rate=1e-3,
+    ),
+    "resnet50": Model(
+        builder="bench_tests.models.vision:resnet",
+        dimensions={"block": "Bottleneck", "layers": (3, 4, 6, 3)},
+        learning_rate=1e-3,
+        parameters=25_557_032,
+    ),
+    "resnet50-tiny": Model(
+        builder="bench_tests.models.vision:resnet",
+        dimensions={"block": "Bottleneck", "layers": (1, 1, 1, 1), "classes": 100},
+        learning_rate=1e-3,
+    ),
+    "vgg16": Model(
+        builder="bench_tests.models.vision:vgg16",
+        dimensions={},
+        learning_rate=1e-4,
+        parameters=138_357_544,
+    ),
+    "vgg16-tiny": Model(
+        builder="bench_tests.models.vision:vgg16",
+        dimensions={"narrower": 8, "hidden": 64, "classes": 100},
+        learning_rate=3e-3,
+    ),
+    "timm_vovnet": Model(
+        builder="bench_tests.models.vision:vovnet39a",
+        dimensions={},
+        learning_rate=1e-3,
+        parameters=22_600_296,
+    ),
+    "timm_vovnet-tiny": Model(
+        builder="bench_tests.models.vision:vovnet39a",
+        dimensions={
+            "stem_chs": (16, 16, 32),
+            "stage_conv_chs": (16, 24, 32, 40),
+            "stage_out_chs": (32, 48, 64, 80),
+            "layer_per_block": 2,
+            "block_per_stage": (1, 1, 1, 1),
+            "classes": 100,
+        },
+        learning_rate=1e-3,
+    ),
+    "timm_vision_transformer": Model(
+        builder="bench_tests.models.vision:vision_transformer",
+        dimensions={"layers": 12, "hidden": 384, "heads": 6},
+        learning_rate=3e-4,
+        parameters=22_050_664,
+    ),
+    "timm_vision_transformer-tiny": Model(
+        builder="bench_tests.models.vision:vision_transformer",
+        dimensions={"layers": 2, "hidden": 64, "heads": 4, "classes": 100},
+        learning_rate=1e-3,
+    ),
+    "pytorch_unet": Model(
+        builder="bench_tests.models.unet:unet",
+        dimensions={},
+        learning_rate=1e-3,
+        parameters=17_267_458,
+    ),
+    "pytorch_unet-tiny": Model(
+        builder="bench_tests.models.unet:unet",
+        dimensions={"channels": (8, 16, 32, 32)},
+        learning_rate=3e-3,
+    ),
+    "hf_Bart": Model(
+        builder="bench_tests.models.bart:bart",
+        dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50_265, "positions": 1024},
+        learning_rate=1e-4,
+        parameters=139_420_416,
+    ),
+    "hf_Bart-tiny": Model(
+        builder="bench_tests.models.bart:bart",
+        dimensions={"layers": 4, "hidden": 64, "heads": 4, "vocabulary": 512, "positions": 64},
+        learning_rate=2e-3,
+    ),
+    "hf_Bert": Model(
+        builder="bench_tests.models.bert:masked_bert",
+        dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512},
+        learning_rate=1e-4,
+        parameters=109_514_298,
+    ),
+    "hf_Bert-tiny": Model(
+        builder="bench_tests.models.bert:masked_bert",
+        dimensions={"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "positions": 64},
+        learning_rate=2e-3,
+    ),
+    "speech_transformer": Model(
+        builder="bench_tests.models.speech:speech_transformer",
+        dimensions={
+            "layers": 12,
+            "hidden": 512,
+            "feed_forward": 2048,
+            "heads": 8,
+            "features": 320,
+            "vocabulary": 4233,
+        },
+        learning_rate=1e-4,
+        parameters=46_471_168,
+    ),
+    "speech_transformer-tiny": Model(
+        builder="bench_tests.models.speech:speech_transformer",
+        dimensions={
+            "layers": 4,
+            "hidden": 64,
+            "feed_forward": 256,
+            "heads": 4,
+            "features": 40,
+            "vocabulary": 256,
+        },
+        learning_rate=1e-3,
+    ),
+    "tts_angular": Model(
+        builder="bench_tests.models.speech:speaker_encoder",
+        dimensions={"layers": 3, "hidden": 768, "embedding": 256, "features": 40},
+        learning_rate=1e-3,
+        parameters=9_381_888,
+    ),
+    "tts_angular-tiny": Model(
+        builder="bench_tests.models.speech:speaker_encoder",
+        dimensions={"layers": 3, "hidden": 64, "embedding": 32, "features": 40},
+        learning_rate=1e-3,
     ),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import bench_tests.torchvision_ops  # noqa: F401
 
 # isort: split
-from transformers import BertConfig, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM
 
 from bench_tests.models.trainable import LanguageModel, transformer_flops
 
@@ -53,6 +53,37 @@ class Bert(LanguageModel):
         return encoder + 6.0 * (hidden**2 * sequence + pooler)
 
 
+class MaskedBert(LanguageModel):
+    """BERT, masked tokens only."""
+
+    def __init__(self, config: BertConfig, sequence: int) -> None:
+        super().__init__(
+            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
+        )
+        self.config = config
+        self.bert = BertForMaskedLM(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        blocks: nn.ModuleList = self.bert.bert.encoder.layer
+        return blocks
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        masked, labels = mask(tokens)
+        loss: Tensor = self.bert(input_ids=masked, labels=labels).loss
+        return loss
+
+    def flops_per_sample(self) -> float:
+        hidden: int = self.config.hidden_size
+        encoder = transformer_flops(
+            layers=self.config.num_hidden_layers,
+            hidden=hidden,
+            vocabulary=self.config.vocab_size,
+            sequence=self.tokens_per_sample,
+        )
+        return encoder + 6.0 * hidden**2 * self.tokens_per_sample  # the layer before the head
+
+
 class Deberta(LanguageModel):
     """DeBERTa, masked tokens only."""
 
@@ -77,20 +108,27 @@ class Deberta(LanguageModel):
 
 
 def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> Bert:
+    return Bert(_bert_config(layers, hidden, heads, vocabulary, positions), sequence or positions)
+
+
+def masked_bert(
+    *, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None
+) -> MaskedBert:
+    return MaskedBert(_bert_config(layers, hidden, heads, vocabulary, positions), sequence or positions)
+
+
+def _bert_config(layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> BertConfig:
     """Without dropout, so that losses can be compared whatever the split."""
-    return Bert(
-        BertConfig(
-            num_hidden_layers=layers,
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            intermediate_size=4 * hidden,
-            vocab_size=vocabulary,
-            max_position_embeddings=positions,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            attn_implementation="sdpa",
-        ),
-        sequence or positions,
+    return BertConfig(
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        vocab_size=vocabulary,
+        max_position_embeddings=positions,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
     )
 
 

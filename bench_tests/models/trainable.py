@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bench_tests.data import token_pool
 
@@ -19,6 +21,9 @@ class Trainable(nn.Module, ABC):
     tokens_per_sample: int | None = None
     """``None`` where a sample is not text."""
 
+    counts_flops: bool = True
+    """Whether torch's counter sees every operation of :meth:`flops_per_sample`."""
+
     @property
     @abstractmethod
     def blocks(self) -> nn.ModuleList:
@@ -26,8 +31,9 @@ class Trainable(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, samples: int) -> tuple[Tensor, ...]:
-        """Synthetic data of :data:`bench_tests.data.POOL` global batches, on the CPU, the same on every rank: tensors
-        of shape pool × ``samples`` × …, in the order in which :meth:`forward` takes them."""
+        """Synthetic data of a few global batches, on the CPU, the same on every rank: tensors of shape
+        pool × ``samples`` × …, in the order in which :meth:`forward` takes them. Views that share memory are welcome:
+        a rank copies its own samples out of them."""
 
     @abstractmethod
     def forward(self, *batch: Tensor) -> Tensor:
@@ -65,3 +71,34 @@ def transformer_flops(*, layers: int, hidden: int, vocabulary: int, sequence: in
     """
     weights = layers * 12 * hidden**2 + hidden * vocabulary
     return 6.0 * weights * sequence + 12.0 * layers * hidden * sequence**2
+
+
+def layer_flops(model: Trainable, *batch: Tensor) -> float:
+    """Floating-point operations to train ``model`` on ``batch``, as far as its linear and convolution layers do them.
+
+    A layer that makes each number of its output from ``fan_in`` numbers does ``2 · fan_in`` operations for it forward,
+    and as many again backward for its weights and for its input, unless that is the data, which needs no gradient.
+    Shapes come from a forward pass on the meta device: nothing is computed or changed, ``batch`` may be empty memory.
+    Products outside such layers (attention, recurrence) are the model's own business.
+    """
+    total = 0.0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        fan_in = weight[0].numel()
+        total += 2.0 * fan_in * output.numel() * (3 if inputs[0].requires_grad else 2)
+
+    layers = [layer for layer in model.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with torch.device("meta"):
+        functional_call(model, {name: _meta(tensor) for name, tensor in state.items()}, tuple(map(_meta, batch)))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)

@@ -91,12 +91,13 @@ class Trainee:
 
     ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
     loss, a detached scalar on the device. ``parameters`` gives what this rank holds of the model: all of
-    it, equal on every rank, where ``replicated``.
+    it, equal on every rank, where ``replicated``. ``counts_flops`` is whether torch's counter can look into ``run``.
     """
 
     run: Callable[..., Tensor]
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool
+    counts_flops: bool = True
 
 
 def step(

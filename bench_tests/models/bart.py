@@ -1,0 +1,65 @@
+"""BART, from transformers."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+import bench_tests.torchvision_ops  # noqa: F401
+
+# isort: split
+from transformers import BartConfig, BartForConditionalGeneration
+
+from bench_tests.models.bert import mask
+from bench_tests.models.trainable import LanguageModel
+
+
+class Bart(LanguageModel):
+    """Denoising: the decoder writes the whole text whose masked version the encoder reads."""
+
+    def __init__(self, config: BartConfig, sequence: int) -> None:
+        super().__init__(
+            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
+        )
+        self.config = config
+        self.bart = BartForConditionalGeneration(config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return nn.ModuleList([*self.bart.model.encoder.layers, *self.bart.model.decoder.layers])
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        masked, _ = mask(tokens)
+        loss: Tensor = self.bart(input_ids=masked, labels=tokens, use_cache=False).loss
+        return loss
+
+    def flops_per_sample(self) -> float:
+        """Per token 12·hidden² weights in an encoder layer; 16·hidden² in a decoder layer, whose second attention takes
+        keys and values from the encoder. Scores over the full square, masked or not: once in an encoder layer, twice in
+        a decoder layer. Encoder and decoder read equally many tokens."""
+        hidden, sequence = self.config.d_model, self.tokens_per_sample
+        encoder, decoder = self.config.encoder_layers, self.config.decoder_layers
+        weights = (12 * encoder + 16 * decoder) * hidden**2 + hidden * self.vocabulary
+        return 6.0 * weights * sequence + 12.0 * (encoder + 2 * decoder) * hidden * sequence**2
+
+
+def bart(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> Bart:
+    """``layers`` in the encoder and in the decoder together. Without dropout, so that losses can be compared whatever
+    the split."""
+    return Bart(
+        BartConfig(
+            encoder_layers=layers // 2,
+            decoder_layers=layers // 2,
+            d_model=hidden,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=4 * hidden,
+            decoder_ffn_dim=4 * hidden,
+            vocab_size=vocabulary,
+            max_position_embeddings=positions,
+            dropout=0.0,
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            attn_implementation="sdpa",
+        ),
+        sequence or positions,
+    )

@@ -1,0 +1,185 @@
+"""Speech: a transformer that recognises it, and a recurrent network that recognises who speaks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize, pad
+
+from bench_tests.data import SEED, noise_pool, token_pool
+from bench_tests.models.trainable import Trainable
+
+
+class SpeechTransformer(Trainable):
+    """L. Dong et al., "Speech-Transformer", ICASSP 2018, with the dimensions of kaituoxu/Speech-Transformer.
+
+    Reads ``frames`` frames of ``features`` numbers, writes ``symbols`` of ``vocabulary`` symbols and the end of the
+    sentence. Layers normalise after the sum; the head is the embedding.
+    """
+
+    START, END = 0, 1
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        hidden: int,
+        feed_forward: int,
+        heads: int,
+        features: int,
+        vocabulary: int,
+        frames: int,
+        symbols: int,
+    ) -> None:
+        """``layers`` are those of encoder and decoder together."""
+        super().__init__()
+        self.hidden, self.feed_forward, self.features, self.vocabulary = hidden, feed_forward, features, vocabulary
+        self.frames, self.symbols = frames, symbols
+        how = {
+            "d_model": hidden,
+            "nhead": heads,
+            "dim_feedforward": feed_forward,
+            "dropout": 0.0,  # so that losses can be compared whatever the split
+            "batch_first": True,
+        }
+        self.project = nn.Linear(features, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(**how) for _ in range(layers // 2))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(**how) for _ in range(layers // 2))
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
+        self.register_buffer("positions", sinusoids(max(frames, symbols + 1), hidden), persistent=False)
+        self.register_buffer(
+            "future", nn.Transformer.generate_square_subsequent_mask(symbols + 1), persistent=False
+        )
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return nn.ModuleList([*self.encoder, *self.decoder])
+
+    def draw(self, samples: int) -> tuple[Tensor, Tensor]:
+        symbols = token_pool(samples=samples, sequence=self.symbols, vocabulary=self.vocabulary)
+        return noise_pool(samples=samples, shape=(self.frames, self.features)), symbols
+
+    def forward(self, frames: Tensor, symbols: Tensor) -> Tensor:  # type: ignore[override]
+        heard = self.norm(self.project(frames)) + self.positions[: self.frames]
+        for layer in self.encoder:
+            heard = layer(heard)
+        before, after = pad(symbols, (1, 0), value=self.START), pad(symbols, (0, 1), value=self.END)
+        written = self.embedding(before) * math.sqrt(self.hidden) + self.positions[: self.symbols + 1]
+        for layer in self.decoder:
+            # With the flag the mask itself is not read: attention is told that it is causal.
+            written = layer(written, heard, tgt_mask=self.future, tgt_is_causal=True)
+        scores = linear(written, self.embedding.weight)
+        return cross_entropy(scores.float().flatten(0, 1), after.flatten(), label_smoothing=0.1)
+
+    def flops_per_sample(self) -> float:
+        """Weights count one multiply-add forward and two backward for each frame or symbol that meets them, but the
+        first layer's one backward: the frames need no gradient. Scores over the full square, masked or not."""
+        frames, symbols = self.frames, self.symbols + 1  # with the end of the sentence
+        layer = 4 * self.hidden**2 + 2 * self.hidden * self.feed_forward
+        weights = len(self.encoder) * layer * frames
+        weights += len(self.decoder) * (layer + 2 * self.hidden**2) * symbols  # queries and result of the second
+        weights += len(self.decoder) * 2 * self.hidden**2 * frames  # its keys and values
+        weights += self.hidden * self.vocabulary * symbols
+        pairs = len(self.encoder) * frames**2 + len(self.decoder) * (symbols**2 + symbols * frames)
+        return 6.0 * weights + 4.0 * self.features * self.hidden * frames + 12.0 * self.hidden * pairs
+
+
+def speech_transformer(
+    *,
+    layers: int,
+    hidden: int,
+    feed_forward: int,
+    heads: int,
+    features: int,
+    vocabulary: int,
+    frames: int = 160,
+    symbols: int = 15,
+) -> SpeechTransformer:
+    return SpeechTransformer(
+        layers=layers,
+        hidden=hidden,
+        feed_forward=feed_forward,
+        heads=heads,
+        features=features,
+        vocabulary=vocabulary,
+        frames=frames,
+        symbols=symbols,
+    )
+
+
+class SpeakerEncoder(Trainable):
+    """L. Wan et al., "Generalized end-to-end loss for speaker verification", ICASSP 2018, as coqui-ai/TTS has it, with
+    the angular prototypical loss of J. S. Chung et al., "In defence of metric learning for speaker recognition",
+    Interspeech 2020: each speaker's first utterance must be nearest to the mean of that speaker's others.
+
+    Neighbouring samples are of one speaker, :data:`UTTERANCES` each, so that every rank gets whole speakers.
+    """
+
+    counts_flops = False
+    """The counter sees the fused kernels of an LSTM as nothing."""
+
+    UTTERANCES = 2
+
+    SCALE = 10.0
+    """Of the cosines: the loss's initial value. It is no part of the model, and so is not trained."""
+
+    def __init__(self, *, layers: int, hidden: int, embedding: int, features: int, frames: int) -> None:
+        super().__init__()
+        self.features, self.frames = features, frames
+        widths = [features, *[embedding] * (layers - 1)]
+        self.recurrent = nn.ModuleList(nn.LSTM(width, hidden, batch_first=True) for width in widths)
+        self.project = nn.ModuleList(nn.Linear(hidden, embedding, bias=False) for _ in widths)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.recurrent
+
+    def draw(self, samples: int) -> tuple[Tensor]:
+        """Noise about each speaker's mean spectrum. Raises ``ValueError`` for an odd one out."""
+        if samples % self.UTTERANCES:
+            raise ValueError(f"{samples} samples are not {self.UTTERANCES} utterances a speaker")
+        noise = noise_pool(samples=samples, shape=(self.frames, self.features), pool=SPEAKER_POOL)
+        generator = torch.Generator().manual_seed(SEED)
+        speakers = torch.randn(SPEAKER_POOL, samples // self.UTTERANCES, 1, self.features, generator=generator)
+        return (noise + speakers.repeat_interleave(self.UTTERANCES, dim=1),)
+
+    def embed(self, frames: Tensor) -> Tensor:
+        """Unit vectors, samples × embedding, of utterances (samples × frames × features)."""
+        x = frames
+        for recurrent, project in zip(self.recurrent, self.project, strict=True):
+            x = project(recurrent(x)[0])
+        return normalize(x[:, -1].float(), dim=1)
+
+    def forward(self, frames: Tensor) -> Tensor:  # type: ignore[override]
+        by_speaker = self.embed(frames).unflatten(0, (-1, self.UTTERANCES))
+        first, others = by_speaker[:, 0], by_speaker[:, 1:].mean(1)
+        cosines = normalize(first, dim=1) @ normalize(others, dim=1).T
+        return cross_entropy(self.SCALE * cosines, torch.arange(len(first), device=first.device))
+
+    def flops_per_sample(self) -> float:
+        """Per frame a layer multiplies its four gates' weights of input and hidden state, and the projection's: one
+        multiply-add forward, two backward, but one for those of the data. The last layer's projection has a gradient
+        at the last frame only, but is computed, and differentiated, at all. The products of the loss, quadratic in a
+        rank's samples and under 0.1 % at any batch here, count as nothing."""
+        weights = sum(lstm.weight_ih_l0.numel() + lstm.weight_hh_l0.numel() for lstm in self.recurrent)
+        weights += sum(project.weight.numel() for project in self.project)
+        data = self.recurrent[0].weight_ih_l0.numel()
+        return (6.0 * weights - 2.0 * data) * self.frames
+
+
+SPEAKER_POOL = 2
+"""Distinct global batches: a saturating one holds tens of thousands of utterances."""
+
+
+def speaker_encoder(*, layers: int, hidden: int, embedding: int, features: int, frames: int = 50) -> SpeakerEncoder:
+    return SpeakerEncoder(layers=layers, hidden=hidden, embedding=embedding, features=features, frames=frames)
+
+
+def sinusoids(positions: int, hidden: int) -> Tensor:
+    """positions × hidden, half sines and half cosines by turns: A. Vaswani et al., arXiv 1706.03762, section 3.5."""
+    angles = torch.arange(positions).unsqueeze(1) * torch.exp(torch.arange(0, hidden, 2) * (-math.log(1e4) / hidden))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
