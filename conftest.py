@@ -35,13 +35,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--grid",
         choices=GRIDS,
         default="headline",
-        help="how much of a published grid of shapes the seed profile runs (default: headline)",
+        help="how much of a published grid of shapes or meshes the seed profile runs (default: headline)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "profiles(**{name: {profile: values}}): parametrise by profile; values may be {grid: values}"
+        "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
     )
 
 
@@ -56,7 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             values = choices[_profile(metafunc.config)]
             if isinstance(values, Mapping):
                 values = values[metafunc.config.getoption("--grid")]
-            metafunc.parametrize(name, values, ids=str, indirect=name == "mesh")
+            indirect = [part for part in name.split(",") if part == "mesh"]
+            metafunc.parametrize(name, values, ids=str, indirect=indirect)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

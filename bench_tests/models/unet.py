@@ -66,7 +66,7 @@ def _convolutions(inputs: int, middle: int, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before, after in pairwise((inputs, middle, outputs)):
         layers += [
-            nn.Conv2d(before, after, 3, padding=1, bias=False),
+            nn.Conv2d(before, after, 3, padding=1),
             nn.BatchNorm2d(after),
             nn.ReLU(inplace=True),
         ]

@@ -115,6 +115,50 @@ STRATEGIES = {
     ),
 }
 
+PLAIN_DDP = "ddp-default"
+"""What data parallelism is measured against: DDP as one gets it without asking for anything."""
+
+LOSSY = 0.1
+"""Loss tolerance of what rounds gradients or replaces kernels: seen on a CPU, up to …"""
+
+ACCELERATORS = {
+    "ddp-tuned": Strategy(
+        function="bench_tests.strategies.ddp:ddp",
+        title="large buckets, gradients as views of them, static graph, no broadcast of buffers",
+        options=DDP_OPTIONS,
+    ),
+    "bf16-gradients": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:compressed_gradients",
+        title="gradients reduced in bf16",
+        options={"dtype": "bf16"},
+    ),
+    "fp16-gradients": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:compressed_gradients",
+        title="gradients reduced in fp16",
+        options={"dtype": "fp16"},
+    ),
+    "powersgd": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:power_sgd",
+        title="gradients reduced as matrices of rank 4 (PowerSGD)",
+        options={"rank": 4, "start": 2},
+    ),
+    "local-sgd": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:local_sgd",
+        title="parameters averaged every 4 steps (post-local SGD)",
+        options={"start": 4, "period": 4},
+    ),
+    "compiled-ddp": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:compiled",
+        title="torch.compile around DDP",
+    ),
+}
+"""Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
+
+DATA_PARALLEL = {
+    PLAIN_DDP: Strategy(function="bench_tests.strategies.ddp:ddp", title="DDP with its defaults"),
+    **ACCELERATORS,
+}
+
 REFERENCE = Strategy(
     function="bench_tests.strategies.reference:reference",
     title="one process, nothing split: what the others must compute",
@@ -124,7 +168,7 @@ REFERENCE = Strategy(
 
 def find_strategy(name: str) -> Strategy:
     """The row called ``name``, or ``reference``; raises ``ValueError`` that lists the names for any other."""
-    rows = {**STRATEGIES, "reference": REFERENCE}
+    rows = {**STRATEGIES, **DATA_PARALLEL, "reference": REFERENCE}
     if name not in rows:
         raise ValueError(f"strategy {name!r} is unknown; known: {', '.join(rows)}")
     return rows[name]

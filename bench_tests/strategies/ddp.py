@@ -15,7 +15,7 @@ def ddp(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Tra
     """``options`` are those of :class:`DistributedDataParallel`; without any, its defaults.
 
     Gradients that are views of the buckets save a copy of all of them; a static graph drops the search for
-    unused parameters; a model without buffers has none to broadcast.
+    unused parameters. Buffers need no broadcast: those of batch norm are written while training, not read.
     """
     parallel = DistributedDataParallel(model, process_group=dp.get_group(), **options)
     optimizer = recipe.adamw(model.parameters())
