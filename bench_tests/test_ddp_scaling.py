@@ -1,7 +1,7 @@
 """Data parallelism: how plain DDP scales, and what faster kinds of it give, over eleven models.
 
 Run a part of it: ``pytest bench_tests -k "ddp_scaling and resnet50" --hw h200``. Accelerated kinds run on four devices;
-``-m "wide or not wide"`` adds two and eight.
+``-m "wide or not wide"`` adds two and eight, and sixteen for plain DDP.
 """
 
 from __future__ import annotations
@@ -63,18 +63,16 @@ SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def seed() -> Sequence[Any]:
-    rows = []
+    """Pairs of work and mesh."""
+    rows: list[Any] = []
     for model, (published, saturating, sample) in SEED.items():
         for batch, micro_batch in (("seed", published), ("saturating", saturating)):
             for strategy in DATA_PARALLEL:
                 work = Work(model=model, strategy=strategy, batch=batch, micro_batch=micro_batch, sample=sample)
-                if strategy == PLAIN_DDP:
-                    rows += [(work, mesh) for mesh in ("dp1", "dp2", "dp4", "dp8")]
-                else:
-                    rows += [
-                        (work, "dp4"),
-                        *(pytest.param(work, mesh, marks=pytest.mark.wide) for mesh in ("dp2", "dp8")),
-                    ]
+                plain = strategy == PLAIN_DDP
+                rows += [(work, mesh) for mesh in (("dp1", "dp2", "dp4", "dp8") if plain else ("dp4",))]
+                wide = ("dp16",) if plain else ("dp2", "dp8")
+                rows += [pytest.param(work, mesh, marks=pytest.mark.wide) for mesh in wide]
     return rows
 
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from bench_tests.data import POOL, token_pool
+from bench_tests.data import POOL, noise_pool, token_pool
 
 
 def test_same_samples_whoever_asks():
@@ -31,3 +31,28 @@ def test_tokens_are_in_the_vocabulary_and_their_frequencies_can_be_learned():
 
     assert len(counts) == vocabulary
     assert -(frequency * frequency.log()).sum() < 0.85 * math.log(vocabulary)
+
+
+def test_noise_is_random_never_zero_and_unlike_in_every_sample():
+    pool = noise_pool(samples=3, shape=(3, 16, 20), pool=2)
+
+    assert pool.shape == (2, 3, 3, 16, 20)
+    assert torch.equal(pool, noise_pool(samples=3, shape=(3, 16, 20), pool=2))
+    assert (pool != 0).all()
+    assert abs(pool.mean()) < 0.1 and abs(pool.std() - 1) < 0.1
+    windows = pool.flatten(0, 1).flatten(1)
+    assert torch.corrcoef(windows).triu(diagonal=1).abs().max() < 0.2
+
+
+def test_noise_for_all_ranks_costs_the_memory_of_a_few_samples():
+    pool = noise_pool(samples=1000, shape=(3, 224, 224), pool=2)
+
+    assert pool.untyped_storage().nbytes() < 2 * pool[0, 0].numel() * pool.element_size()
+
+
+def test_a_split_of_the_noise_is_the_same_noise():
+    pool = noise_pool(samples=4, shape=(5, 7), pool=2)
+    parts = [part.contiguous() for part in pool.chunk(2, dim=1)]
+
+    assert torch.equal(torch.cat(parts, dim=1), pool)
+    assert parts[1][0].is_contiguous()

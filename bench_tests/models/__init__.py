@@ -80,12 +80,12 @@ MODELS = {
     "alexnet-tiny": Model(
         builder="bench_tests.models.vision:alexnet",
         dimensions={"channels": (16, 24, 32, 32, 32), "hidden": 64, "classes": 100},
-        learning_rate=3e-3,
+        learning_rate=1e-3,
     ),
     "resnet18": Model(
         builder="bench_tests.models.vision:resnet",
         dimensions={"block": "BasicBlock", "layers": (2, 2, 2, 2)},
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         parameters=11_689_512,
     ),
     "resnet18-tiny": Model(
@@ -96,7 +96,7 @@ MODELS = {
     "resnet50": Model(
         builder="bench_tests.models.vision:resnet",
         dimensions={"block": "Bottleneck", "layers": (3, 4, 6, 3)},
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         parameters=25_557_032,
     ),
     "resnet50-tiny": Model(
@@ -118,7 +118,7 @@ MODELS = {
     "timm_vovnet": Model(
         builder="bench_tests.models.vision:vovnet39a",
         dimensions={},
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         parameters=22_600_296,
     ),
     "timm_vovnet-tiny": Model(
@@ -205,7 +205,7 @@ MODELS = {
     "tts_angular": Model(
         builder="bench_tests.models.speech:speaker_encoder",
         dimensions={"layers": 3, "hidden": 768, "embedding": 256, "features": 40},
-        learning_rate=1e-3,
+        learning_rate=3e-4,
         parameters=9_381_888,
     ),
     "tts_angular-tiny": Model(

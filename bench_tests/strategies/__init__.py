@@ -118,8 +118,9 @@ STRATEGIES = {
 PLAIN_DDP = "ddp-default"
 """What data parallelism is measured against: DDP as one gets it without asking for anything."""
 
-LOSSY = 0.1
-"""Loss tolerance of what rounds gradients or replaces kernels: seen on a CPU, up to …"""
+ROUNDED_TOLERANCE = 0.1
+"""Gradients rounded to 16 bits before they are added up, or kernels that round elsewhere. Like the other tolerances here,
+two to three times the most that any small model of the suite showed on a CPU in bf16."""
 
 ACCELERATORS = {
     "ddp-tuned": Strategy(
@@ -131,25 +132,31 @@ ACCELERATORS = {
         function="bench_tests.strategies.accelerated_ddp:compressed_gradients",
         title="gradients reduced in bf16",
         options={"dtype": "bf16"},
+        loss_tolerance=ROUNDED_TOLERANCE,
     ),
     "fp16-gradients": Strategy(
         function="bench_tests.strategies.accelerated_ddp:compressed_gradients",
         title="gradients reduced in fp16",
         options={"dtype": "fp16"},
+        loss_tolerance=ROUNDED_TOLERANCE,
     ),
     "powersgd": Strategy(
         function="bench_tests.strategies.accelerated_ddp:power_sgd",
         title="gradients reduced as matrices of rank 4 (PowerSGD)",
         options={"rank": 4, "start": 2},
+        loss_tolerance=0.3,
     ),
     "local-sgd": Strategy(
         function="bench_tests.strategies.accelerated_ddp:local_sgd",
         title="parameters averaged every 4 steps (post-local SGD)",
         options={"start": 4, "period": 4},
+        # Another computation: all that is asked is that it has come a good part of the way.
+        loss_tolerance=0.7,
     ),
     "compiled-ddp": Strategy(
         function="bench_tests.strategies.accelerated_ddp:compiled",
         title="torch.compile around DDP",
+        loss_tolerance=ROUNDED_TOLERANCE,
     ),
 }
 """Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""

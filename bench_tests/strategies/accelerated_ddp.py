@@ -14,17 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee, step
 
+ONE_BUCKET_MB = 100_000
+"""More than any model here has; DDP takes what it needs."""
+
 
 def compressed_gradients(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, dtype: str) -> Trainee:
     """Gradients travel, and are added up, in ``dtype``: ``bf16`` or ``fp16``."""
     parallel = DistributedDataParallel(model, process_group=dp.get_group())
     hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
-    # Registered under a name of ours: DDP refuses bf16 by the name of torch's hook where there is no NCCL.
-    def compress(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return hooks[dtype](group, bucket)
-
-    parallel.register_comm_hook(dp.get_group(), compress)
+    # Not the hook itself: DDP knows torch's by name, and refuses that of bf16 wherever there is no NCCL.
+    parallel.register_comm_hook(dp.get_group(), lambda group, bucket: hooks[dtype](group, bucket))
     return _trainee(model, parallel, recipe)
 
 
@@ -33,9 +33,18 @@ def power_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, rank: int, st
 
     From step ``start`` on (from 0; at least 2, since DDP arranges its buckets in the first step). T. Vogels et al.,
     arXiv 1905.13727.
+
+    torch's hook reduces three times a bucket and starts the second and third when the one before is done: where that is
+    in threads (gloo), those of several buckets get mixed up between ranks. On a GPU it waits for the device after each.
+    So everything goes into one bucket, and no communication is hidden behind the backward pass.
     """
-    parallel = DistributedDataParallel(model, process_group=dp.get_group())
-    state = powerSGD_hook.PowerSGDState(dp.get_group(), matrix_approximation_rank=rank, start_powerSGD_iter=start)
+    parallel = DistributedDataParallel(model, process_group=dp.get_group(), bucket_cap_mb=ONE_BUCKET_MB)
+    state = powerSGD_hook.PowerSGDState(
+        dp.get_group(),
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=start,
+        orthogonalization_epsilon=1e-8,  # a gradient that vanishes is no reason to divide by zero
+    )
     parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return _trainee(model, parallel, recipe)
 

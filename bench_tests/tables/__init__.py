@@ -15,6 +15,8 @@ TABLES: dict[str, str] = {
     "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
+    "Scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
+    "Acceleration ratio: samples/s ÷ those of plain DDP on as many devices": "bench_tests.tables.ddp_scaling:acceleration",
 }
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""

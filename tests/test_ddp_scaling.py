@@ -1,0 +1,178 @@
+"""Faster data parallelism trains as an unsharded process does, or says how far it may be from it; its tables are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import samples
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
+from bench_tests.tables import ddp_scaling, tables
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import Ended, launch, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+BUILDER = "bench_tests.training:train_step"
+WORK = {"model": "alexnet-tiny", "image": 64, "micro_batch": 4}
+WITH_BATCH_NORM = {"model": "timm_vovnet-tiny", "image": 64, "micro_batch": 4}
+
+
+def start(folder: Path, *, dp: int = 2, steps: int = 12, **params: object) -> Ended:
+    ended = launch(
+        Job(
+            case=Case(builder=BUILDER, mesh=MeshShape(dp=dp), params={"precision": "fp32", **params}),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=300,
+            collective_limit_s=150,
+            plan=Plan(warmup=6, min_steps=steps - 6, max_steps=steps - 6),
+            import_path=(str(ROOT),),
+        )
+    )
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return ended
+
+
+def train(folder: Path, **how: object) -> Launch:
+    one = reduce(start(folder, **how).traces, peak_tflops=None)
+    assert (one.outcome, one.reason) == ("ok", None)
+    return one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server(request: pytest.FixtureRequest) -> None:
+    start_fork_server(request.config.getini("trainbench_preload"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return train(tmp_path_factory.mktemp("reference"), dp=1, strategy="reference", micro_batches=2, **WORK)
+
+
+@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
+    strategy: str, reference: Launch, tmp_path: Path
+) -> None:
+    one = train(tmp_path, strategy=strategy, **WORK)
+    assert loss_fault(one.losses, reference.losses, DATA_PARALLEL[strategy].loss_tolerance) is None
+    assert one.metrics["flops_per_step"] == reference.metrics["flops_per_step"]
+
+
+@pytest.mark.parametrize("strategy", [PLAIN_DDP, "ddp-tuned"])
+def test_batch_norm_sees_the_batch_of_a_rank_in_the_reference_too(strategy: str, tmp_path: Path) -> None:
+    """Whether buffers are broadcast or not: what is normalised with is the batch's own."""
+    for name in ("reference", "ours"):
+        (tmp_path / name).mkdir()
+    truth = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, **WITH_BATCH_NORM)
+    one = train(tmp_path / "ours", strategy=strategy, **WITH_BATCH_NORM)
+    assert loss_fault(one.losses, truth.losses, tolerance=0.001) is None
+
+
+def test_a_reference_with_other_batches_for_batch_norm_is_told_apart(tmp_path: Path) -> None:
+    """Else the test above could not fail."""
+    for name in ("reference", "ours"):
+        (tmp_path / name).mkdir()
+    truth = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=1, **{**WITH_BATCH_NORM, "micro_batch": 8})
+    one = train(tmp_path / "ours", strategy=PLAIN_DDP, **WITH_BATCH_NORM)
+    assert loss_fault(one.losses, truth.losses, tolerance=0.001) is not None
+
+
+def test_local_sgd_is_plain_ddp_at_first_and_its_replicas_are_equal_after_every_period(
+    reference: Launch, tmp_path: Path
+) -> None:
+    options = ACCELERATORS["local-sgd"].options
+    begins, period = options["start"], options["period"]
+    equal = {}
+    for steps in (begins + 2 * period, begins + 2 * period + 1):
+        (tmp_path / str(steps)).mkdir()
+        traces = start(tmp_path / str(steps), steps=steps, strategy="local-sgd", **WORK).traces
+        equal[steps] = traces[0].digest_after == traces[1].digest_after
+        losses = reduce(traces, peak_tflops=None).losses
+        # The first step on their own is the first whose parameters no average has seen.
+        assert loss_fault(losses[: begins + 1], reference.losses, tolerance=0.001) is None
+    assert list(equal.values()) == [True, False]
+
+
+def test_names_are_one_for_each_strategy() -> None:
+    assert set(STRATEGIES) & set(DATA_PARALLEL) == set()
+
+
+RATES = {
+    (PLAIN_DDP, 1): 100.0,
+    (PLAIN_DDP, 2): 180.0,
+    (PLAIN_DDP, 8): 400.0,
+    (PLAIN_DDP, 16): 600.0,
+    ("powersgd", 8): 500.0,
+    ("powersgd", 4): 300.0,
+    ("local-sgd", 8): 600.0,
+}
+
+
+def rate(samples_per_s: float, *, devices: int, **params: object) -> Record:
+    """A record of three launches, of which ``samples_per_s`` is the one in the middle."""
+    case = samples.case(builder=BUILDER, mesh=f"dp{devices}", **params)
+    return samples.record(
+        *(samples.launch(samples_per_s=samples_per_s * factor) for factor in (0.5, 1.0, 1.1)), of=case
+    )
+
+
+def records(model: str = "resnet50", **params: object) -> list[Record]:
+    return [
+        rate(value, devices=devices, model=model, strategy=strategy, micro_batch=32, **params)
+        for (strategy, devices), value in RATES.items()
+    ]
+
+
+def cells(table: pd.DataFrame) -> list[tuple[object, ...]]:
+    return [tuple(table), *table.itertuples(index=False, name=None)]
+
+
+def test_scaling_is_told_against_one_device_and_over_nodes_against_one_node() -> None:
+    assert cells(ddp_scaling.scaling(records())) == [
+        ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against", "ddp_acc over nodes of 8"),
+        ("resnet50", "32", "1", "100.0", "", "", ""),
+        ("resnet50", "32", "2", "180.0", "90.0%", "1 device", ""),
+        ("resnet50", "32", "8", "400.0", "50.0%", "1 device", ""),
+        ("resnet50", "32", "16", "600.0", "37.5%", "1 device", "75.0%"),
+    ]
+
+
+def test_the_base_is_named_where_it_is_not_one_device() -> None:
+    without_one = [record for record in records() if record.case.mesh.world_size > 1][:2]
+    assert cells(ddp_scaling.scaling(without_one))[1:] == [
+        ("resnet50", "32", "2", "180.0", "", ""),
+        ("resnet50", "32", "8", "400.0", "55.6%", "2 devices"),
+    ]
+
+
+def test_acceleration_is_told_where_plain_ddp_ran_on_as_many_devices() -> None:
+    assert cells(ddp_scaling.acceleration(records())) == [
+        ("model", "batch a device", "devices", "powersgd", "local-sgd"),
+        ("resnet50", "32", "8", "1.25×", "1.50×"),
+    ]
+
+
+def test_the_dots_of_the_picture() -> None:
+    assert cells(ddp_scaling.points(records())) == [
+        ("model", "micro_batch", "strategy", "devices", "ddp_acc", "acc_ratio"),
+        ("resnet50", 32, "powersgd", 8, 0.5, 1.25),
+        ("resnet50", 32, "local-sgd", 8, 0.5, 1.5),
+    ]
+
+
+def test_only_equal_work_is_compared() -> None:
+    plain, fast = records(precision="bf16")[2], records(precision="fp16")[4]
+    assert len(ddp_scaling.series([plain, fast])) == 2
+    assert ddp_scaling.acceleration([plain, fast]).empty
+
+
+def test_what_failed_and_other_suites_are_left_out() -> None:
+    failed = samples.record(samples.failed("oom"), of=records()[0].case)
+    assert tables([failed, samples.record()]) == {}
