@@ -20,7 +20,7 @@ from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
 BUILDER = "bench_tests.training:train_step"
-WORK = {"model": "alexnet-tiny", "image": 64, "micro_batch": 4}
+WORK = {"model": "hf_Bert-tiny", "sequence": 32, "micro_batch": 2}
 WITH_BATCH_NORM = {"model": "timm_vovnet-tiny", "image": 64, "micro_batch": 4}
 
 
