@@ -29,7 +29,9 @@ def train_step(
     """One optimisation step of ``model`` on ``mesh``, whose only axis is ``dp``.
 
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
-    that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how they are split.
+    that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how
+    they are split (but for batch norm, which sees a rank's micro-batch, and so for losses that hold samples of one
+    micro-batch against each other).
     Raises ``ValueError`` for a name or a combination that does not exist.
     """
     dp = mesh["dp"]

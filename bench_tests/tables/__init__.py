@@ -16,7 +16,7 @@ TABLES: dict[str, str] = {
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
     "Scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
-    "Acceleration ratio: samples/s ÷ those of plain DDP on as many devices": "bench_tests.tables.ddp_scaling:acceleration",
+    "Acceleration: samples/s ÷ those of plain DDP on the same mesh": "bench_tests.tables.ddp_scaling:acceleration",
 }
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""
