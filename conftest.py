@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--grid",
         choices=GRIDS,
         default="headline",
-        help="how much of a published grid of shapes the seed profile runs (default: headline)",
+        help="how much of a published grid of shapes or meshes the seed profile runs (default: headline)",
     )
     parser.addoption(
         "--report-to",
@@ -56,7 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
     )
-    config.addinivalue_line("markers", "wide: measured only when asked for: -m 'wide or not wide'")
 
 
 def _profile(config: pytest.Config) -> str:

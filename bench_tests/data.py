@@ -14,8 +14,8 @@ POOL = 8
 SEED = 4321
 
 SHIFT = 61
-"""Numbers by which one window of :func:`noise_pool` starts after the one before. Odd, and unlike the width of an image, so
-that no two of them line up."""
+"""Numbers by which one window of :func:`noise_pool` starts after the one before: a prime, so that few images of any
+width are each other's rows moved by some."""
 
 
 def token_pool(*, samples: int, sequence: int, vocabulary: int, pool: int = POOL) -> Tensor:

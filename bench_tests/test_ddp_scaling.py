@@ -1,7 +1,8 @@
 """Data parallelism: how plain DDP scales, and what faster kinds of it give, over eleven models.
 
-Run a part of it: ``pytest bench_tests -k "ddp_scaling and resnet50" --hw h200``. Accelerated kinds run on four devices;
-``-m "wide or not wide"`` adds two and eight, and sixteen for plain DDP.
+Run a part of it: ``pytest bench_tests -k "ddp_scaling and resnet50" --hw h200``. Plain DDP runs on one to eight
+devices, the faster kinds on four; ``--grid full`` runs these on all meshes too, and ``--grid published`` everything on
+whole nodes of eight, with the published batches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
+from bench_tests.strategies import DATA_PARALLEL, PLAIN_DDP
 from pytest_trainbench import MeshShape, Plan
 
 
@@ -31,7 +32,7 @@ class Work:
         return f"{self.model}-{self.strategy}-{self.batch}"
 
 
-SEED = {
+SEED: dict[str, tuple[int, int, dict[str, Any]]] = {
     "alexnet": (128, 2048, {"image": 224}),
     "resnet18": (16, 1024, {"image": 224}),
     "resnet50": (32, 512, {"image": 224}),
@@ -59,37 +60,46 @@ SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
     "speech_transformer": (4, {"frames": 32, "symbols": 7}),
     "tts_angular": (8, {"frames": 10}),
 }
-"""The small relatives."""
+"""The same of the small relatives."""
+
+ACCELERATED_MODEL = "timm_vision_transformer"
 
 
-def seed() -> Sequence[Any]:
-    """Pairs of work and mesh."""
-    rows: list[Any] = []
-    for model, (published, saturating, sample) in SEED.items():
-        for batch, micro_batch in (("seed", published), ("saturating", saturating)):
-            for strategy in DATA_PARALLEL:
-                work = Work(model=model, strategy=strategy, batch=batch, micro_batch=micro_batch, sample=sample)
-                plain = strategy == PLAIN_DDP
-                rows += [(work, mesh) for mesh in (("dp1", "dp2", "dp4", "dp8") if plain else ("dp4",))]
-                wide = ("dp16",) if plain else ("dp2", "dp8")
-                rows += [pytest.param(work, mesh, marks=pytest.mark.wide) for mesh in wide]
-    return rows
+Cases = Sequence[tuple[Work, str]]
+"""Work and mesh."""
 
 
-def smoke() -> Sequence[Any]:
-    rows = []
-    for model, (micro_batch, sample) in SMOKE.items():
-        # Compiling takes longer than all else here together.
-        accelerators = [name for name in ACCELERATORS if model == "resnet18" and name != "compiled-ddp"]
-        for strategy in (PLAIN_DDP, *accelerators):
-            work = Work(
-                model=f"{model}-tiny", strategy=strategy, batch="seed", micro_batch=micro_batch, sample=sample
-            )
-            rows.append((work, "dp2"))
-    return rows
+def cases(*, plain: Sequence[str], accelerated: Sequence[str], batches: Sequence[str]) -> Cases:
+    """All models with these ``batches``, plain DDP and every faster kind of it on their meshes."""
+    return [
+        (Work(model=model, strategy=strategy, batch=batch, micro_batch=micro_batch, sample=sample), mesh)
+        for model, (seed, saturating, sample) in SEED.items()
+        for batch, micro_batch in (("seed", seed), ("saturating", saturating))
+        if batch in batches
+        for strategy in DATA_PARALLEL
+        for mesh in (plain if strategy == PLAIN_DDP else accelerated)
+    ]
 
 
-@pytest.mark.profiles(**{"work,mesh": {"smoke": smoke(), "seed": seed()}})
+ONE_NODE = ("dp1", "dp2", "dp4", "dp8")
+GRIDS = {
+    "headline": cases(plain=ONE_NODE, accelerated=("dp4",), batches=("seed", "saturating")),
+    "full": cases(plain=ONE_NODE, accelerated=ONE_NODE[1:], batches=("seed", "saturating")),
+    "published": cases(plain=("dp8", "dp16"), accelerated=("dp8", "dp16"), batches=("seed",)),
+}
+
+
+def smoke() -> Cases:
+    """Plain DDP over every model, and what is faster over one. Compiling takes longer than all else here together."""
+    return [
+        (Work(model=f"{model}-tiny", strategy=strategy, batch="seed", micro_batch=micro_batch, sample=sample), "dp2")
+        for model, (micro_batch, sample) in SMOKE.items()
+        for strategy in (DATA_PARALLEL if model == ACCELERATED_MODEL else [PLAIN_DDP])
+        if strategy != "compiled-ddp"
+    ]
+
+
+@pytest.mark.profiles(**{"work,mesh": {"smoke": smoke(), "seed": GRIDS}})
 def test_ddp_scaling(bench: Callable[..., object], work: Work, mesh: MeshShape, amp: str, plan: Plan | None) -> None:
     """Whatever makes it faster, it trains as one process does that takes the ranks' batches one after another."""
     bench(

@@ -34,9 +34,10 @@ def train_step(
 
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
     that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how
-    they are split. ``learning_rate`` replaces the one of the model's row. With ``graph`` the model is compiled, and the
-    strategy wraps what comes out. In ``fp8`` only the linear layers of the blocks take 8-bit numbers, and all FLOPs are
-    held against that peak. Raises ``ValueError`` for a name or a combination that does not exist.
+    they are split (but for batch norm, which sees a rank's micro-batch, and so for losses that hold samples of one
+    micro-batch against each other). ``learning_rate`` replaces the one of the model's row. With ``graph`` the model is
+    compiled, and the strategy wraps what comes out. In ``fp8`` only the linear layers of the blocks take 8-bit numbers,
+    and all FLOPs are held against that peak. Raises ``ValueError`` for a name or a combination that does not exist.
     """
     dp = mesh["dp"]
     if mesh.size() != dp.size():

@@ -97,7 +97,10 @@ def test_bart_without_a_mask_computes_what_the_library_does_with_one():
     torch.testing.assert_close(model(tokens), theirs)
 
 
-@pytest.mark.parametrize("name", [name for name, row in MODELS.items() if isinstance(row.dimensions.get("layers"), int)])
+WITH_LAYERS = [name for name, row in MODELS.items() if isinstance(row.dimensions.get("layers"), int)]
+
+
+@pytest.mark.parametrize("name", WITH_LAYERS)
 def test_blocks_are_the_layers(name):
     assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 

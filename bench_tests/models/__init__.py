@@ -33,7 +33,8 @@ class Model:
         """The model on ``device``, fp32; its random weights are the same on every rank.
 
         ``sample`` says what one sample is where the model leaves that open: ``sequence``, the number of tokens, for a
-        language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot take.
+        language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot
+        take.
         """
         import torch
 

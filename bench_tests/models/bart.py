@@ -49,8 +49,10 @@ class Bart(LanguageModel):
         """Per token 12·hidden² weights in an encoder layer; 16·hidden² in a decoder layer, whose second attention takes
         keys and values from the encoder. Scores over the full square, masked or not: once in an encoder layer, twice in
         a decoder layer. Encoder and decoder read equally many tokens."""
-        hidden, sequence = self.config.d_model, self.tokens_per_sample
-        encoder, decoder = self.config.encoder_layers, self.config.decoder_layers
+        hidden: int = self.config.d_model
+        encoder: int = self.config.encoder_layers
+        decoder: int = self.config.decoder_layers
+        sequence = self.tokens_per_sample
         weights = (12 * encoder + 16 * decoder) * hidden**2 + hidden * self.vocabulary
         return 6.0 * weights * sequence + 12.0 * (encoder + 2 * decoder) * hidden * sequence**2
 

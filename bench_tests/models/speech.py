@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ class SpeechTransformer(Trainable):
 
     START, END = 0, 1
 
+    positions: Tensor
+    future: Tensor
+
     def __init__(
         self,
         *,
@@ -37,7 +41,7 @@ class SpeechTransformer(Trainable):
         super().__init__()
         self.hidden, self.feed_forward, self.features, self.vocabulary = hidden, feed_forward, features, vocabulary
         self.frames, self.symbols = frames, symbols
-        how = {
+        how: dict[str, Any] = {
             "d_model": hidden,
             "nhead": heads,
             "dim_feedforward": feed_forward,
@@ -129,7 +133,7 @@ class SpeakerEncoder(Trainable):
 
     def __init__(self, *, layers: int, hidden: int, embedding: int, features: int, frames: int) -> None:
         super().__init__()
-        self.features, self.frames = features, frames
+        self.features, self.frames, self.hidden = features, frames, hidden
         widths = [features, *[embedding] * (layers - 1)]
         self.recurrent = nn.ModuleList(nn.LSTM(width, hidden, batch_first=True) for width in widths)
         self.project = nn.ModuleList(nn.Linear(hidden, embedding, bias=False) for _ in widths)
@@ -155,7 +159,8 @@ class SpeakerEncoder(Trainable):
         return normalize(x[:, -1].float(), dim=1)
 
     def forward(self, frames: Tensor) -> Tensor:  # type: ignore[override]
-        by_speaker = self.embed(frames).unflatten(0, (-1, self.UTTERANCES))
+        embedded = self.embed(frames)
+        by_speaker = embedded.view(-1, self.UTTERANCES, embedded.shape[1])
         first, others = by_speaker[:, 0], by_speaker[:, 1:].mean(1)
         cosines = normalize(first, dim=1) @ normalize(others, dim=1).T
         return cross_entropy(self.SCALE * cosines, torch.arange(len(first), device=first.device))
@@ -165,9 +170,8 @@ class SpeakerEncoder(Trainable):
         multiply-add forward, two backward, but one for those of the data. The last layer's projection has a gradient
         at the last frame only, but is computed, and differentiated, at all. The products of the loss, quadratic in a
         rank's samples and under 0.1 % at any batch here, count as nothing."""
-        weights = sum(lstm.weight_ih_l0.numel() + lstm.weight_hh_l0.numel() for lstm in self.recurrent)
-        weights += sum(project.weight.numel() for project in self.project)
-        data = self.recurrent[0].weight_ih_l0.numel()
+        weights = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() == 2)
+        data = 4 * self.hidden * self.features
         return (6.0 * weights - 2.0 * data) * self.frames
 
 

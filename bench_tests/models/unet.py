@@ -27,8 +27,9 @@ class UNet(Trainable):
         )
         # On the way up a level takes as many channels from below as it kept on the way down.
         levels = list(reversed(channels))[1:]
+        above = [*levels[1:], levels[-1]]
         self.up = nn.ModuleList(
-            _convolutions(2 * level, level, above) for level, above in zip(levels, [*levels[1:], levels[-1]], strict=True)
+            _convolutions(2 * level, level, result) for level, result in zip(levels, above, strict=True)
         )
         self.scores = nn.Conv2d(channels[0], 2, 1)
 

@@ -62,8 +62,9 @@ class TransformerClassifier(Classifier):
     net: VisionTransformer
 
     def flops_per_sample(self) -> float:
-        tokens = self.net.patch_embed.num_patches + self.net.num_prefix_tokens
-        return super().flops_per_sample() + 12.0 * len(self.net.blocks) * self.net.embed_dim * tokens**2
+        tokens: int = self.net.patch_embed.num_patches + self.net.num_prefix_tokens
+        hidden: int = self.net.embed_dim
+        return super().flops_per_sample() + 12.0 * len(self.net.blocks) * hidden * tokens**2
 
 
 def alexnet(

@@ -122,8 +122,8 @@ PLAIN_DDP = "ddp-default"
 """What data parallelism is measured against: DDP as one gets it without asking for anything."""
 
 ROUNDED_TOLERANCE = 0.1
-"""Gradients rounded to 16 bits before they are added up, or kernels that round elsewhere. Like the other tolerances here,
-two to three times the most that any small model of the suite showed on a CPU in bf16."""
+"""Gradients rounded to 16 bits before they are added up, or kernels that round elsewhere. Like the tolerance of
+PowerSGD, two to three times the most that any small model of the suite showed on a CPU in bf16."""
 
 ACCELERATORS = {
     "ddp-tuned": Strategy(

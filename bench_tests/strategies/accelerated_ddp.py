@@ -1,4 +1,5 @@
-"""Ways to make data parallelism faster. Each changes one thing of :class:`DistributedDataParallel` with its defaults."""
+"""Ways to make data parallelism faster. Each changes one thing of :class:`DistributedDataParallel` as it is by
+default."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def local_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, start: int, p
     parameters = list(model.parameters())
     done = 0
 
-    def run(*batch: Tensor) -> Tensor:
+    def run(*batch: Tensor) -> Tensor | None:
         nonlocal done
         done += 1
         if done <= start:
@@ -97,7 +98,7 @@ def average(parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     flat = torch.cat([parameter.flatten() for parameter in parameters])
     dist.all_reduce(flat, group=group)
     flat /= group.size()
-    parts = flat.split([parameter.numel() for parameter in parameters])
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
     torch._foreach_copy_(
         list(parameters), [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
     )

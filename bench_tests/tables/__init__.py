@@ -22,11 +22,11 @@ TABLES: dict[str, str] = {
     "Graph optimisation of BERT (published: V100 class, at a sequence that cannot be the 512 it names)": (
         "bench_tests.tables.graph_optimisation:graph_optimisation"
     ),
-    "Data parallelism: scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
-    "Data parallelism: acc_ratio, against plain DDP on as many devices": "bench_tests.tables.ddp_scaling:acceleration",
     "Trainer: samples/s, and scaling against one GPU, beside the published runs": (
         "bench_tests.tables.trainer:beside_published"
     ),
+    "Scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
+    "Acceleration: samples/s ÷ those of plain DDP on the same mesh": "bench_tests.tables.ddp_scaling:acceleration",
 }
 """Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
 cells are text, ready to be shown."""

@@ -71,8 +71,8 @@ def _series(key: str, rates: Mapping[str, Mapping[int, float]]) -> Series:
 
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame:
-    """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured, which
-    are named; over nodes, against one of :data:`NODE` devices."""
+    """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured,
+    which are named; over nodes, against one of :data:`NODE` devices."""
     lines = []
     for one in series(records):
         for devices, rate in sorted(one.samples_per_s.get(PLAIN_DDP, {}).items()):
