@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "profiles(**{name: {profile: values}}): parametrise by profile; values may be {grid: values}"
+        "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
     )
 
 
@@ -52,11 +52,12 @@ def _profile(config: pytest.Config) -> str:
 @pytest.hookimpl(trylast=True)  # after the test's own parameters, so that the mesh ends its name: [zero2-dp4]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in metafunc.definition.iter_markers("profiles"):
-        for name, choices in marker.kwargs.items():
+        for names, choices in marker.kwargs.items():
             values = choices[_profile(metafunc.config)]
             if isinstance(values, Mapping):
                 values = values[metafunc.config.getoption("--grid")]
-            metafunc.parametrize(name, values, ids=str, indirect=name == "mesh")
+            indirect = [name for name in names.split(",") if name == "mesh"]
+            metafunc.parametrize(names, values, ids=str, indirect=indirect)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

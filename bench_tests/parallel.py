@@ -30,9 +30,9 @@ def parallel_step(
 ) -> Step:
     """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, whatever the mesh.
 
-    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, and a pipeline takes those in the
-    order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name or a
-    combination that does not exist.
+    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, and a pipeline takes those in
+    the order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name
+    or a combination that does not exist.
     """
     dp = axis(mesh, "dp")
     replicas, position = (1, 0) if dp is None else (dp.size(), dp.get_local_rank())
@@ -40,6 +40,14 @@ def parallel_step(
     if rest or not micro_batches:
         raise ValueError(f"{global_batch} samples cannot be dealt to {replicas} replicas, {micro_batch} at a time")
     engine_row = None if engine == "reference" else find_engine(engine)
+    if engine_row is not None:
+        pp, tp = axis(mesh, "pp"), axis(mesh, "tp")
+        if tp is not None and not engine_row.tensor_parallel:
+            raise ValueError(f"engine {engine!r} has no tensor parallelism")
+        known = (None,) if pp is None else engine_row.schedules
+        if schedule not in known:
+            names = "none without a pipeline" if pp is None else ", ".join(engine_row.schedules)
+            raise ValueError(f"engine {engine!r} has no schedule {schedule!r} on this mesh; known: {names}")
 
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # of the whole process
     device = torch.empty(0, device=mesh.device_type).device  # with its index

@@ -51,8 +51,8 @@ def test_parallel_3d(
     amp: str,
 ) -> None:
     """Whatever the split, training is that of one unsharded process on the same samples."""
-    if ENGINES[engine].missing is not None:
-        pytest.skip(ENGINES[engine].missing)
+    if reason := ENGINES[engine].missing:
+        pytest.skip(reason)
     bench(
         "bench_tests.parallel:parallel_step",
         mesh=mesh,
@@ -60,8 +60,8 @@ def test_parallel_3d(
         reference={"engine": "reference", "schedule": None},
         loss_tolerance=ENGINES[engine].loss_tolerance,
         engine=engine,
-        schedule=schedule,
         precision=amp,
         global_batch=GLOBAL_BATCH,
+        **({} if schedule is None else {"schedule": schedule}),
         **WORK[profile],
     )

@@ -92,7 +92,7 @@ class Engine:
     def schedules_on(self, mesh: MeshShape) -> list[str | None]:
         """What to run on ``mesh``: every schedule where there is a pipeline, ``None`` for the one case of a mesh
         without, nothing where the engine has no such split."""
-        if mesh.tp > 1 and not self.tensor_parallel or mesh.tp == 1 and self.only_tensor_parallel:
+        if self.only_tensor_parallel if mesh.tp == 1 else not self.tensor_parallel:
             return []
         return list(self.schedules) if mesh.pp > 1 else [None]
 

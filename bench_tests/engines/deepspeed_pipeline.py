@@ -31,7 +31,8 @@ def deepspeed_pipeline(
     stages = 1 if pp is None else pp.size()
     share_of(len(model.blocks), 0, stages)  # refuses what DeepSpeed would deal unequally
     transformer = model.gpt2.transformer
-    layers = {"words": transformer.wte, "positions": transformer.wpe, **dict(model.blocks.named_children()), "norm": transformer.ln_f}
+    layers: dict[str, Any] = {"words": transformer.wte, "positions": transformer.wpe, "norm": transformer.ln_f}
+    layers |= model.blocks.named_children()
     pipeline = PipelineModule(
         layers=[
             TiedLayerSpec("words", Words, layers),
@@ -67,7 +68,7 @@ def deepspeed_pipeline(
     engine, *_ = deepspeed.initialize(model=pipeline, optimizer=recipe.adamw(pipeline.parameters()), config=config)
 
     def run(tokens: Tensor) -> Tensor:
-        loss: Tensor = engine.train_batch((part, part) for part in tokens.split(micro_batch))
+        loss: Tensor = engine.train_batch((part, part) for part in tokens.chunk(micro_batches))
         return loss.detach()
 
     return Trainee(run=run, parameters=pipeline.parameters, replicated=True)
@@ -75,7 +76,8 @@ def deepspeed_pipeline(
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
     next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
-    return cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
+    loss: Tensor = cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
+    return loss
 
 
 class Words(nn.Module):
@@ -90,7 +92,8 @@ class Words(nn.Module):
 
 
 def head(words: Words, hidden: Tensor) -> Tensor:
-    return linear(hidden, words.weight)
+    logits: Tensor = linear(hidden, words.weight)
+    return logits
 
 
 class Positions(nn.Module):

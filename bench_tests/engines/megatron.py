@@ -21,8 +21,8 @@ def megatron(
 ) -> Trainee:
     """Parameters in 16 bits, gradients and the optimizer's copy of the parameters in fp32, as Megatron trains.
 
-    Without Transformer Engine, which brings its own attention, layers are Megatron's own with torch's fused attention in
-    them: theirs would keep every matrix of scores. Sequence parallelism needs the norms of Apex or of Transformer Engine.
+    Where Transformer Engine is missing, so is its attention, and Megatron's own keeps every matrix of scores: its
+    layers get torch's fused attention here. Its sequence parallelism needs the norms of Apex or Transformer Engine.
     """
     if recipe.device.type == "cpu":
         from bench_tests.engines import megatron_on_cpu
@@ -119,7 +119,7 @@ def megatron(
         for part in parts:
             part.zero_grad_buffer()
         optimizer.zero_grad()
-        data = [iter(tokens.split(micro_batch)) for _ in parts]
+        data = [iter(tokens.chunk(micro_batches)) for _ in parts]
         losses = forward_backward(
             forward_step_func=forward,
             data_iterator=data if chunks > 1 else data[0],
@@ -178,7 +178,7 @@ REST = {
 
 @torch.no_grad()
 def copy_weights(model: GPT, part: nn.Module, *, rank: int) -> None:
-    """Give ``part``, of type ``GPTModel``, its share of the whole model's weights; ``rank`` is that on the tensor axis."""
+    """Give ``part``, a ``GPTModel``, its share of the whole model's weights; ``rank`` is the one on the tensor axis."""
     transformer = model.gpt2.transformer
     for name, parameter in part.named_parameters():
         if name in REST:
@@ -186,8 +186,8 @@ def copy_weights(model: GPT, part: nn.Module, *, rank: int) -> None:
         else:
             _, _, index, inner = name.split(".", 3)
             layer, _, kind = inner.rpartition(".")
-            number = part.get_submodule(f"decoder.layers.{index}").layer_number - 1
-            whole = transformer.h[number].get_parameter(f"{LAYER[layer]}.{kind}")
+            megatron_layer: Any = part.get_submodule(f"decoder.layers.{index}")
+            whole = transformer.h[megatron_layer.layer_number - 1].get_parameter(f"{LAYER[layer]}.{kind}")
             if whole.dim() == 2:
                 whole = whole.t()  # GPT-2 stores inputs × outputs
             if layer.endswith("linear_qkv"):  # GPT-2: all queries, all keys, all values; Megatron: head by head

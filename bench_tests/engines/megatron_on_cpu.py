@@ -40,6 +40,14 @@ def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return made
 
 
+_type: Any = torch.Tensor.type
+
+
+def _type_on_cuda(tensor: torch.Tensor, *to: Any, **options: Any) -> Any:
+    found = _type(tensor, *to, **options)
+    return found if to or options else found.replace("torch.", "torch.cuda.", 1)
+
+
 def enable() -> None:
     """Make the modules of Megatron-Core that training imports take the CPU for a GPU, in this process."""
     import megatron.core.distributed
@@ -53,9 +61,4 @@ def enable() -> None:
             module.torch = cpu  # type: ignore[attr-defined]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign, assignment]
     # Its optimizer tells parameters by names such as torch.cuda.BFloat16Tensor.
-    kind = torch.Tensor.type
-    torch.Tensor.type = (  # type: ignore[method-assign, assignment]
-        lambda tensor, *to, **options: (
-            kind(tensor, *to, **options) if to or options else kind(tensor).replace("torch.", "torch.cuda.", 1)
-        )
-    )
+    torch.Tensor.type = _type_on_cuda  # type: ignore[method-assign, assignment]

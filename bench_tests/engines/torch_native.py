@@ -43,7 +43,9 @@ class Stage(nn.Module):
     A loss as output, not logits: schedules keep the outputs of all micro-batches until the step ends.
     """
 
-    def __init__(self, model: GPT, index: int, stages: int, autocast: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(
+        self, model: GPT, index: int, stages: int, autocast: Callable[[], AbstractContextManager[object]]
+    ) -> None:
         super().__init__()
         self.index, self.first, self.last = index, index == 0, index == stages - 1
         self.autocast = autocast
@@ -87,11 +89,11 @@ def torch_native(
     ended: DDP around a pipeline stage fails under some schedules ("rebuilt parameter indices size is not same"), and
     FSDP2 would shard what the published figures replicate."""
     pp, dp, tp = axis(mesh, "pp"), axis(mesh, "dp"), axis(mesh, "tp")
+    order = None if schedule is None else SCHEDULES[schedule]
     ends = None
-    if pp is None:
+    if pp is None or order is None:
         stages = [Stage(model, 0, 1, recipe.autocast)]
     else:
-        order = SCHEDULES[schedule or ""]
         total = pp.size() * order.chunks
         stages = [Stage(model, index, total, recipe.autocast) for index in order.stages(pp.get_local_rank(), pp.size())]
         ends = None if order.mirrored else join_ends(mesh)
@@ -111,14 +113,14 @@ def torch_native(
         losses.append(loss.detach())
         return update.scaler.scale(loss / parts)
 
-    if pp is None:
+    if pp is None or schedule is None:
         passes = accumulation(stages[0], dp if overlapped else None, micro_batches, share)
     else:
         sequence = model.tokens_per_sample
         length = sequence // tp.size() if tp is not None and sequence_parallel else sequence
         between = torch.empty(micro_batch, length, model.config.n_embd, device="meta", requires_grad=True)
         tokens = torch.empty(micro_batch, sequence, dtype=torch.int64, device="meta")
-        passes = pipeline(stages, pp, recipe.device, SCHEDULE_CLASSES[schedule or ""], micro_batches, share, between, tokens)
+        passes = pipeline(stages, pp, recipe.device, schedule, micro_batches, share, between, tokens)
 
     def run(tokens: Tensor) -> Tensor | None:
         losses.clear()
@@ -130,7 +132,7 @@ def torch_native(
 
     # The counter sees a product of DTensors as the whole product, on every rank, and its hooks fail where the gradients
     # of weights are computed apart.
-    countable = tp is None and not (pp is not None and SCHEDULES[schedule or ""].weights_apart)
+    countable = tp is None and not (order is not None and order.weights_apart)
     return Trainee(run=run, parameters=lambda: update.shards, replicated=True, counts_flops=countable)
 
 
@@ -138,10 +140,10 @@ def accumulation(
     stage: Stage, dp: DeviceMesh | None, micro_batches: int, share: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], None]:
     """Forward and backward of the whole model, one micro-batch after another; under DDP over ``dp``, if any."""
-    module: nn.Module = stage
+    module: Any = stage
     if dp is not None:
         # A static graph leaves no pass without its sum.
-        options = {**DDP_OPTIONS, "static_graph": micro_batches == 1}
+        options: dict[str, Any] = {**DDP_OPTIONS, "static_graph": micro_batches == 1}
         module = DistributedDataParallel(stage, process_group=dp.get_group(), **options)
 
     def passes(tokens: Tensor) -> None:
@@ -158,13 +160,13 @@ def pipeline(
     stages: Sequence[Stage],
     pp: DeviceMesh,
     device: torch.device,
-    schedule: Any,
+    schedule: str,
     micro_batches: int,
     share: Callable[..., Tensor],
     between: Tensor,
     tokens: Tensor,
 ) -> Callable[[Tensor], None]:
-    """Forward and backward of this rank's ``stages`` under a schedule class of torch.distributed.pipelining.
+    """Forward and backward of this rank's ``stages`` in the order of a schedule of torch.distributed.pipelining.
 
     ``between`` and ``tokens`` are like what one stage sends to the next and what the first one takes. Told that, the
     schedule need not run the model to find out.
@@ -182,9 +184,9 @@ def pipeline(
         )
         for stage in stages
     ]
-    single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
     # Gradients are scaled through the loss: here it would be one small kernel a parameter.
-    run = schedule(wrapped[0] if single else wrapped, micro_batches, loss_fn=share, scale_grads=False)
+    mine = wrapped if SCHEDULES[schedule].chunks > 1 else wrapped[0]
+    run = SCHEDULE_CLASSES[schedule](mine, micro_batches, loss_fn=share, scale_grads=False)
 
     def passes(tokens: Tensor) -> None:
         received = (tokens,) if stages[0].first else ()
@@ -197,7 +199,8 @@ def split_layers(stage: Stage, tp: DeviceMesh, *, sequence_parallel: bool) -> No
     """Tensor parallelism as in Megatron-LM (arXiv 1909.08053): the first product of attention and of the feed-forward
     layer is split by columns and the second by rows, embedding and head by vocabulary.
 
-    With ``sequence_parallel`` (arXiv 2205.05198) what is between them, norms and residuals, is split along the sequence.
+    With ``sequence_parallel`` (arXiv 2205.05198) what is between them, norms and residuals, is split along the
+    sequence.
     """
     stream = Shard(1) if sequence_parallel else Replicate()
     by_vocabulary = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
@@ -207,7 +210,8 @@ def split_layers(stage: Stage, tp: DeviceMesh, *, sequence_parallel: bool) -> No
         if sequence_parallel:
             plan["wpe"] = by_vocabulary
     for index, block in enumerate(stage.blocks):
-        attention, mlp = block.attn, block.mlp
+        attention: Any = block.attn
+        mlp: Any = block.mlp
         attention.c_attn = linear(attention.c_attn, groups=3, ranks=tp.size())
         attention.c_proj, mlp.c_fc, mlp.c_proj = linear(attention.c_proj), linear(mlp.c_fc), linear(mlp.c_proj)
         attention.split_size //= tp.size()
@@ -292,7 +296,7 @@ class Update:
 def sum_over(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
     """Sum each tensor in place over the group's ranks, all in one launch."""
     if tensors:
-        with dist._coalescing_manager(group):
+        with dist.distributed_c10d._coalescing_manager(group):
             for tensor in tensors:
                 dist.all_reduce(tensor, group=group)
 
@@ -301,7 +305,8 @@ def join_ends(mesh: DeviceMesh) -> ProcessGroup:
     """The group of this rank's pipeline that holds its first and its last rank; every rank of ``mesh`` has to ask."""
     names = mesh.mesh_dim_names or ()
     pairs = mesh.mesh.movedim(names.index("pp"), 0)[[0, -1]].flatten(1).t().tolist()
-    group, _ = dist.new_subgroups_by_enumeration(pairs)
+    group: ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(pairs)  # type: ignore[no-untyped-call]
     return group
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, str] = {
     "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",
+    "3D parallelism of the same GPT": "bench_tests.tables.parallel_3d:parallel_3d",
     "TFLOPS of layers, the best of each grid": "bench_tests.tables.layers:layers",
     "TFLOPS of products, the best of all sizes": "bench_tests.tables.layers:products",
 }

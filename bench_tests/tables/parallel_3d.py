@@ -1,0 +1,108 @@
+"""Every split of the GPT beside the published figures, and what its pipeline leaves idle, ideally and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench_tests.engines import ENGINES, SCHEDULES
+from pytest_trainbench.record import Record
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PUBLISHED = {
+    (1, 1): ("9.63 ± 0.29", "25,061"),
+    (2, 1): ("7.59 ± 0.14", "11,300"),
+    (4, 1): ("6.16 ± 0.06", "5,673"),
+    (1, 2): ("8.46 ± 0.17", "12,375"),
+    (1, 4): ("8.03 ± 0.12", "8,141"),
+    (2, 2): ("7.37 ± 0.11", "6,211"),
+    (4, 4): ("6.24 ± 0.08", "5,673"),
+}
+"""(TP, PP) -> samples/s and MB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4 GPUs of the
+V100-32GB class. Shown, never used to judge. The last row would need 16 devices, and has the memory of 4 × 1."""
+
+PUBLISHED_MODEL = "gpt-1.3b"
+
+
+def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
+    """One line a row that ran: medians over its launches.
+
+    *ideal bubble* is :func:`ideal_bubble`. *idle or waiting* is the part of the step in which even the device that
+    computes most does not compute: bubbles, exposed communication and waiting for the host; missing on a CPU.
+    """
+    import pandas as pd
+
+    done = [
+        record
+        for record in records
+        if record.case.builder.rpartition(":")[2] == "parallel_step" and record.case.params["engine"] in ENGINES
+    ]
+    lines = [_line(record) for record in sorted(done, key=_order)]
+    return pd.DataFrame(lines) if lines else None
+
+
+def ideal_bubble(schedule: str | None, *, ranks: int, micro_batches: int) -> float | None:
+    """Part of a step that a rank spends idle in a pipeline of ``ranks`` where every stage takes as long as any other
+    and nothing else takes time; ``None`` where the sources say nothing.
+
+    With p ranks, m micro-batches and v chunks a rank:
+
+    * GPipe and 1F1B: (p − 1) / (m + p − 1). Huang et al., arXiv 1811.06965, section 2.3; Narayanan et al., arXiv
+      2104.04473, section 2.2.1, which gives (p − 1) / m of the ideal time.
+    * interleaved: (p − 1) / (v·m + p − 1). The latter, section 2.2.2: (p − 1) / (v·m) of the ideal time.
+    * zero bubble, where forward and the two halves of backward take equally long: ZB-H1 leaves p − 1 of 3·m such parts
+      (Qi et al., arXiv 2401.10241, table 1), v times less when it is interleaved: (p − 1) / (3·v·m + p − 1).
+    * ZB-V: none (section 6), once 2p − 1 micro-batches fill it, as PyTorch's implementation says.
+    """
+    if schedule is None or ranks == 1:
+        return 0.0
+    row = SCHEDULES[schedule]
+    if row.mirrored:
+        return 0.0 if micro_batches >= 2 * ranks - 1 else None
+    parts = (3 if row.weights_apart else 1) * row.chunks * micro_batches
+    return (ranks - 1) / (parts + ranks - 1)
+
+
+def _order(record: Record) -> tuple[int, ...]:
+    mesh, schedule = record.case.mesh, record.case.params.get("schedule")
+    engine = list(ENGINES).index(record.case.params["engine"])
+    return mesh.tp * mesh.pp, mesh.pp, mesh.dp, engine, list(SCHEDULES).index(schedule) if schedule else -1
+
+
+def _line(record: Record) -> dict[str, str]:
+    mesh, params = record.case.mesh, record.case.params
+    schedule = params.get("schedule")
+    micro_batches = params["global_batch"] // (params["micro_batch"] * mesh.dp)
+    samples_per_s, peak_bytes = _middle(record, "samples_per_s"), _middle(record, "peak_allocated_bytes")
+    step_ms, compute_ms = _middle(record, "step_ms"), _middle(record, "compute_ms")
+    bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
+    idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
+    published = PUBLISHED.get((mesh.tp, mesh.pp)) if params["model"] == PUBLISHED_MODEL else None
+    published_samples, published_mb = published or ("", "")
+    failed = "" if record.outcome == "ok" else record.outcome
+    return {
+        "engine": ENGINES[params["engine"]].title,
+        "schedule": SCHEDULES[schedule].title if schedule else "",
+        "TP": str(mesh.tp),
+        "PP": str(mesh.pp),
+        "DP": str(mesh.dp),
+        "micro-batches": str(micro_batches),
+        "samples/s": failed or _text(samples_per_s, "{:,.1f}"),
+        "peak MiB": failed or _text(None if peak_bytes is None else peak_bytes / 2**20, "{:,.0f}"),
+        "ideal bubble": _text(bubble if mesh.pp > 1 else None, "{:.0%}"),
+        "idle or waiting": _text(idle, "{:.0%}"),
+        "published samples/s": published_samples,
+        "published MB": published_mb,
+    }
+
+
+def _middle(record: Record, metric: str) -> float | None:
+    values = record.values(metric)
+    return median(values) if values else None
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
