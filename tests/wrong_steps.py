@@ -6,6 +6,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench_tests.engines import torch_native
+from bench_tests.parallel import parallel_step
 from bench_tests.strategies import fairscale
 from bench_tests.training import train_step
 from pytest_trainbench import Step
@@ -16,3 +18,21 @@ def sharded_ddp_with_stale_gradients(mesh: DeviceMesh, **params: Any) -> Step:
     right = fairscale.step
     fairscale.step = lambda *args, zero_grad, **options: right(*args, **options)  # type: ignore[assignment]
     return train_step(mesh, strategy="oss-sdp", **params)
+
+
+def pipeline_with_loose_ends(mesh: DeviceMesh, **params: Any) -> Step:
+    """The gradients of embedding and head, one weight, stay apart."""
+    torch_native.join_ends = lambda mesh: None  # type: ignore[assignment, return-value]
+    return parallel_step(mesh, **params)
+
+
+def pipeline_without_gradient_sums(mesh: DeviceMesh, **params: Any) -> Step:
+    torch_native.sum_over = lambda group, tensors: None  # type: ignore[assignment]
+    return parallel_step(mesh, **params)
+
+
+def tensor_parallel_with_mixed_heads(mesh: DeviceMesh, **params: Any) -> Step:
+    """Columns in the order of GPT-2, in which the first of two ranks gets all queries and half of the keys."""
+    right = torch_native.linear
+    torch_native.linear = lambda layer, **_: right(layer)  # type: ignore[assignment]
+    return parallel_step(mesh, **params)

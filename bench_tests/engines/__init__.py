@@ -63,7 +63,8 @@ class Engine:
     ``schedules`` are the keys of :data:`SCHEDULES` that it has. ``tensor_parallel`` is whether it splits layers;
     ``only_tensor_parallel``, whether the row differs from another one there alone. ``module`` must be importable for
     the row to run, and comes with the ``extra`` of this distribution. ``loss_tolerance`` is how far the losses may be
-    from the unsharded model's, as a fraction of its fall.
+    from the unsharded model's, as a fraction of its fall; forgetting to sum the gradients of embedding and head moves
+    those of a small GPT by 0.008.
     """
 
     function: str
@@ -74,7 +75,7 @@ class Engine:
     module: str = "torch"
     extra: str = "suite"
     options: Mapping[str, Any] = field(default_factory=dict)
-    loss_tolerance: float = 0.02
+    loss_tolerance: float = 0.005
 
     def resolve(self) -> Callable[..., Trainee]:
         function: Callable[..., Trainee] = resolve_name(self.function)
@@ -97,6 +98,9 @@ class Engine:
         return list(self.schedules) if mesh.pp > 1 else [None]
 
 
+ROUNDED_TOLERANCE = 0.05
+"""Of engines that begin from weights rounded to 16 bits, as DeepSpeed's ZeRO does."""
+
 ENGINES = {
     "torch": Engine(
         function="bench_tests.engines.torch_native:torch_native",
@@ -116,6 +120,7 @@ ENGINES = {
         schedules=("1f1b", "interleaved"),
         module="megatron.core",
         extra="megatron",
+        loss_tolerance=ROUNDED_TOLERANCE,
     ),
     "deepspeed": Engine(
         function="bench_tests.engines.deepspeed_pipeline:deepspeed_pipeline",
@@ -123,7 +128,7 @@ ENGINES = {
         schedules=("1f1b",),
         tensor_parallel=False,
         module="deepspeed",
-        loss_tolerance=0.05,
+        loss_tolerance=ROUNDED_TOLERANCE,
     ),
 }
 

@@ -1,0 +1,216 @@
+"""Whatever the engine, the schedule and the split: training is that of one unsharded process, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import failed, record
+
+from bench_tests.engines import ENGINES, SCHEDULES
+from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
+from bench_tests.test_parallel_3d import rows
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import Ended, launch, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch
+from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+WORK = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1}
+BUILDER = "bench_tests.parallel:parallel_step"
+
+
+def start(folder: Path, *, mesh: str = "dp1", builder: str = BUILDER, **params: object) -> Ended:
+    return launch(
+        Job(
+            case=Case(builder=builder, mesh=MeshShape.parse(mesh), params={**WORK, "precision": "fp32", **params}),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=180,
+            collective_limit_s=90,
+            plan=Plan(warmup=6, min_steps=6, max_steps=6),
+            import_path=(str(ROOT), str(ROOT / "tests")),
+        )
+    )
+
+
+def train(folder: Path, **case: str) -> Launch:
+    ended = start(folder, **case)
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return reduce(ended.traces, peak_tflops=None)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Launch]:
+    """Losses of the unsharded model in each number format."""
+    start_fork_server(request.config.getini("trainbench_preload"))
+    folder = tmp_path_factory.mktemp("references")
+    return {
+        precision: train(folder / precision, engine="reference", precision=precision) for precision in ("fp32", "bf16")
+    }
+
+
+def split(engine: str, schedule: str | None, mesh: str) -> dict[str, str]:
+    if reason := ENGINES[engine].missing:
+        pytest.skip(reason)
+    return {"engine": engine, "mesh": mesh, **({"schedule": schedule} if schedule else {})}
+
+
+@pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2"))
+def test_in_fp32_every_split_has_the_unsharded_models_losses(
+    engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    one = train(tmp_path / "job", **split(engine, schedule, mesh))
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert len(one.losses) == 12
+    assert loss_fault(one.losses, references["fp32"].losses, tolerance=1e-4) is None
+    assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule", "mesh"), rows("dp2-tp2", "tp2-pp2", "dp2-pp2", schedules=[None, "1f1b"])
+)
+def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
+    engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    one = train(tmp_path / "job", precision="bf16", **split(engine, schedule, mesh))
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, references["bf16"].losses, ENGINES[engine].loss_tolerance) is None
+
+
+def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
+    """Each end of the pipeline updates its copy of the tied weight with its own gradient only."""
+    case = {"mesh": "pp2", "engine": "torch", "schedule": "1f1b"}
+    one = train(tmp_path / "job", builder="wrong_steps:pipeline_with_loose_ends", **case)
+    assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, ENGINES["torch"].loss_tolerance))
+
+
+def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
+    """Tensor-parallel ranks cut query, key and value as if the three were one block of columns."""
+    one = train(tmp_path / "job", builder="wrong_steps:tensor_parallel_with_mixed_heads", mesh="tp2", engine="torch")
+    assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, ENGINES["torch"].loss_tolerance))
+
+
+def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(
+    references: dict[str, Launch], tmp_path: Path
+) -> None:
+    case = {"mesh": "dp2-pp2", "engine": "torch", "schedule": "1f1b"}
+    one = train(tmp_path / "job", builder="wrong_steps:pipeline_without_gradient_sums", **case)
+    assert one.outcome == "invalid"
+    assert str(one.reason).startswith("data-parallel replicas differ: ranks 0 and 1")
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ({"engine": "colossal"}, "engine 'colossal' is unknown; known: torch, torch-sp, megatron, deepspeed"),
+        ({"engine": "torch", "mesh": "pp2"}, "engine 'torch' has no schedule None on this mesh; known: gpipe, 1f1b"),
+        ({"engine": "torch", "schedule": "1f1b"}, "no schedule '1f1b' on this mesh; known: none without a pipeline"),
+        ({"engine": "deepspeed", "mesh": "tp2"}, "engine 'deepspeed' has no tensor parallelism"),
+        ({"engine": "torch", "micro_batch": 3}, "4 samples cannot be dealt to 1 replicas, 3 at a time"),
+        (
+            {"engine": "torch", "mesh": "pp3", "schedule": "1f1b"},
+            "4 layers cannot be dealt equally to 3 pipeline stages",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    ended = start(tmp_path / "job", **case)  # type: ignore[arg-type]
+    assert ended.outcome == "crash"
+    assert sentence in str(ended.reason)
+
+
+def test_every_rank_gets_its_stages() -> None:
+    dealt = {name: [row.stages(rank, 3) for rank in range(3)] for name, row in SCHEDULES.items()}
+    assert dealt == {
+        "gpipe": [[0], [1], [2]],
+        "1f1b": [[0], [1], [2]],
+        "interleaved": [[0, 3], [1, 4], [2, 5]],
+        "interleaved-zb": [[0, 3], [1, 4], [2, 5]],
+        "zbv": [[0, 5], [1, 4], [2, 3]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "micro_batches", "bubble"),
+    [
+        (None, 1, 4, 0.0),
+        ("gpipe", 4, 4, 3 / 7),
+        ("1f1b", 2, 4, 1 / 5),
+        ("interleaved", 4, 4, 3 / 11),
+        ("interleaved-zb", 2, 4, 1 / 25),
+        ("zbv", 2, 3, 0.0),
+        ("zbv", 2, 2, None),  # too few to fill it
+    ],
+)
+def test_ideal_bubble_is_that_of_the_papers(
+    schedule: str | None, ranks: int, micro_batches: int, bubble: float | None
+) -> None:
+    assert ideal_bubble(schedule, ranks=ranks, micro_batches=micro_batches) == bubble
+
+
+def test_table_holds_the_medians_beside_the_published_figures() -> None:
+    work = {"model": "gpt-1.3b", "precision": "bf16", "sequence": 1024, "global_batch": 4, "micro_batch": 1}
+
+    def case(mesh: str, **params: str) -> Case:
+        return Case(builder=BUILDER, mesh=MeshShape.parse(mesh), params={**work, **params})
+
+    launches = [
+        Launch(
+            step_ms=[100.0],
+            metrics={
+                "step_ms": 100.0,
+                "compute_ms": compute_ms,
+                "samples_per_s": samples_per_s,
+                "peak_allocated_bytes": 2**30,
+            },
+        )
+        for samples_per_s, compute_ms in ((38, 70), (40, 60), (90, 50))
+    ]
+    table = parallel_3d(
+        [
+            record(*launches, of=case("dp2-pp2", engine="deepspeed", schedule="1f1b")),
+            record(failed("oom"), of=case("dp4", engine="torch")),
+            record(),
+        ]
+    )
+    assert table is not None
+    assert table.to_dict("records") == [
+        {
+            "engine": "PyTorch: DTensor, pipelining, DDP",
+            "schedule": "",
+            "TP": "1",
+            "PP": "1",
+            "DP": "4",
+            "micro-batches": "1",
+            "samples/s": "oom",
+            "peak MiB": "oom",
+            "ideal bubble": "",
+            "idle or waiting": "",
+            "published samples/s": "9.63 ± 0.29",
+            "published MB": "25,061",
+        },
+        {
+            "engine": "DeepSpeed PipelineModule",
+            "schedule": "1F1B",
+            "TP": "1",
+            "PP": "2",
+            "DP": "2",
+            "micro-batches": "2",
+            "samples/s": "40.0",
+            "peak MiB": "1,024",
+            "ideal bubble": "33%",
+            "idle or waiting": "40%",
+            "published samples/s": "8.46 ± 0.17",
+            "published MB": "12,375",
+        },
+    ]
+
+
+def test_no_table_without_a_row() -> None:
+    assert parallel_3d([record()]) is None
