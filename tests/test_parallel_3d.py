@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import failed, record
 
-from bench_tests.engines import ENGINES, SCHEDULES
+from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
 from pytest_trainbench.case import Case
@@ -123,6 +123,12 @@ def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, object], 
     ended = start(tmp_path / "job", **case)  # type: ignore[arg-type]
     assert ended.outcome == "crash"
     assert sentence in str(ended.reason)
+
+
+def test_an_engine_that_is_not_installed_says_what_to_install() -> None:
+    row = Engine(function="a:b", title="", schedules=(), module="no_such_package.core", extra="some")
+    assert row.missing == "no_such_package.core is not installed: pip install 'pytest-trainbench[some]'"
+    assert ENGINES["torch"].missing is None
 
 
 def test_every_rank_gets_its_stages() -> None:

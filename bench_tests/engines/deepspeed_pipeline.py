@@ -85,7 +85,7 @@ class Words(nn.Module):
 
     def __init__(self, layers: dict[str, Any]) -> None:
         super().__init__()
-        self.weight = layers["words"].weight
+        self.weight: nn.Parameter = layers["words"].weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         return embedding(tokens, self.weight)
@@ -99,7 +99,7 @@ def head(words: Words, hidden: Tensor) -> Tensor:
 class Positions(nn.Module):
     def __init__(self, layers: dict[str, Any]) -> None:
         super().__init__()
-        self.weight = layers["positions"].weight
+        self.weight: nn.Parameter = layers["positions"].weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.weight[: hidden.shape[1]]
