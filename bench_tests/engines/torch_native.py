@@ -267,6 +267,7 @@ class Update:
         tied = stages[0].wte.weight if stages[0].first else stages[-1].head.weight if stages[-1].last else None
         self.tied = [shard for shard, one in zip(self.shards, self.parameters, strict=True) if one is tied]
 
+    @torch.no_grad()
     def __call__(self) -> None:
         gradients, partial = [], []
         for shard, parameter in zip(self.shards, self.parameters, strict=True):
