@@ -176,4 +176,12 @@ def test_only_equal_work_is_compared() -> None:
 
 def test_what_failed_and_other_suites_are_left_out() -> None:
     failed = samples.record(samples.failed("oom"), of=records()[0].case)
-    assert tables([failed, samples.record()]) == {}
+    assert ddp_scaling.series([failed, samples.record()]) == []
+    assert ddp_scaling.scaling([failed]).empty
+    assert ddp_scaling.acceleration([failed]).empty
+
+
+def test_the_report_shows_both_tables() -> None:
+    assert {"Scaling of plain DDP", "Acceleration: samples/s ÷ those of plain DDP on the same mesh"} <= set(
+        tables(records())
+    )
