@@ -1,6 +1,7 @@
 """Masked-LM pre-training through transformers' ``Trainer``: time to train and to evaluate.
 
-Run a part of it: ``pytest bench_tests -k "trainer and bf16 and dp4" --hw h200``. See docs/trainer.md.
+Run a part of it: ``pytest bench_tests -k "trainer and bf16 and dp4" --hw h200``; ``--grid full`` runs every published
+batch. See docs/trainer.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import pytest
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.measure import Plan
+
+BATCHES = {"smoke": [2], "seed": {"headline": [8], "full": [4, 8, 16], "published": [4, 8, 16]}}
+"""Samples a device."""
 
 WORK = {
     "smoke": {"model": "deberta-tiny", "sequence": 16},
@@ -62,9 +66,7 @@ def evaluation(profile: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.profiles(
-    batch={"smoke": [2], "seed": [4, 8, 16]}, mesh={"smoke": ["dp1", "dp2"], "seed": ["dp1", "dp2", "dp4"]}
-)
+@pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp1", "dp2"], "seed": ["dp1", "dp2", "dp4"]})
 @pytest.mark.parametrize("precision", ["full", "fp16", "bf16"], indirect=True)
 def test_trainer_train(
     bench: Callable[..., object],
@@ -79,7 +81,7 @@ def test_trainer_train(
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **train(profile, mesh.dp), **reports)
 
 
-@pytest.mark.profiles(batch={"smoke": [2], "seed": [4, 8, 16]}, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
+@pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
 @pytest.mark.parametrize("precision", ["full", "fp16", "bf16"], indirect=True)
 def test_trainer_eval(
     bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str, batch: int
@@ -109,7 +111,7 @@ def test_trainer_run(
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **work, **reports)
 
 
-@pytest.mark.profiles(batch={"smoke": [2], "seed": [4, 8]}, mesh={"smoke": ["dp2"], "seed": ["dp2", "dp4"]})
+@pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp2", "dp4"]})
 @pytest.mark.parametrize("precision", ["full", "fp16"], indirect=True)
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_trainer_data_parallel(

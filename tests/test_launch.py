@@ -69,7 +69,7 @@ def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
     one = reduce(ended.traces, peak_tflops=None)
     assert (one.outcome, one.reason) == ("ok", None)
     assert one.metrics["flops_per_step"] == first.flops
-    assert list(one.phases_s) == [*STARTING, "counting", "warming", "timing"]
+    assert list(one.phases_s) == [*STARTING, "counting", "warming", "timing", "profiling"]
     assert one.metrics["start_s"] == max(sum(trace.phases_s[name] for name in STARTING) for trace in ended.traces)
     assert not alive(tmp_path)
 

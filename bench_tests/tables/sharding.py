@@ -35,7 +35,7 @@ def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
         record.case.params["strategy"]: record
         for record in records
         if record.case.builder.endswith(":train_step")
-        and record.case.params["model"] == MODEL
+        and record.case.params.get("model") == MODEL
         and record.case.memory_cap_gb is None
     }
     lines = []
