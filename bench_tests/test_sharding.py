@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from bench_tests.strategies import STRATEGIES
-from pytest_trainbench import MeshShape
+from pytest_trainbench import MeshShape, Plan
 
 WORK = {
     "smoke": {"model": "gpt-tiny", "sequence": 64, "micro_batch": 2},
@@ -21,12 +21,19 @@ WORK = {
 @pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": ["dp4"]})
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sharding(
-    bench: Callable[..., object], mesh: MeshShape, profile: str, amp: str, full: str, strategy: str
+    bench: Callable[..., object],
+    mesh: MeshShape,
+    profile: str,
+    plan: Plan | None,
+    amp: str,
+    full: str,
+    strategy: str,
 ) -> None:
     """Every strategy trains as one unsharded process does on the same samples."""
     bench(
         "bench_tests.training:train_step",
         mesh=mesh,
+        plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
         loss_tolerance=STRATEGIES[strategy].loss_tolerance,
         strategy=strategy,
