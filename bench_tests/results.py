@@ -16,8 +16,9 @@ import pandas as pd
 from bench_tests.tables import tables
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.metrics import host_bound
 from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.report.rows import host_bound, mib
+from pytest_trainbench.report.rows import mib
 from pytest_trainbench.report.terminal import derived
 
 ROOT = Path(__file__).parent.parent

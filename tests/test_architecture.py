@@ -29,6 +29,7 @@ LADDER = (
     "baseline",
     "detect",
     "environment",
+    "noise",
     "verdict",
     "settings",
     "frame",

@@ -76,8 +76,8 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
     assert terminal.summary(EVERY) == text("""
         case                   samples/s    step ms    peak MiB    TFLOPS    MFU    launches    change    sees  outcome
         -------------------  -----------  ---------  ----------  --------  -----  ----------  --------  ------  -----------
-        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.0%  ok
-        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.0%  regression
+        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.3%  ok
+        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.3%  regression
         sharding[new-dp4]          80.00      50.00      11,193       824  82.4%           3                    no-baseline
         sharding[newer-dp4]        72.73      55.00      11,193       749  74.9%           3                    no-baseline
         sharding[big-dp4]                                                                  1                    oom
@@ -96,7 +96,7 @@ def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> 
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
-        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥2.6%  ok
+        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥3.8%  ok
         """)
 
 
@@ -137,8 +137,8 @@ def test_outcomes_are_counted_in_the_order_from_good_to_bad() -> None:
 
 def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type() -> None:
     assert terminal.failure(REGRESSION) == text("""
-        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.0%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
-          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.0%): regression
+        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.3%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
+          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.3%; 95 % sure: −8.9% … −7.7%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
                     FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
@@ -158,7 +158,7 @@ def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str
     other = row(measured(100.0, flops_per_step=flops), label="a", accept="pytest --save-baseline")
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
-          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.0%): ok
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.3%; 95 % sure: −0.6% … +0.6%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
                     FLOPs: 1.49012e+13 → {flops:.6g} FLOP, {moved}: incomparable
           launches  3 against 3
@@ -242,7 +242,7 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
         |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
-        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.0% | ok          |
+        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.3% | ok          |
         | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
         | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
         | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench.hardware import Price
-from pytest_trainbench.settings import OPTIONS, Settings, flag, gigabytes, read
+from pytest_trainbench.settings import OPTIONS, Settings, flag, fraction, gigabytes, read
 
 ROOT = Path("/project")
 
@@ -17,6 +17,11 @@ DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
     launches=3,
+    confirm=7,
+    night_error=1 / 30,
+    floor=None,
+    fail_on_improvement=False,
+    stale_days=90,
     baseline_dir=ROOT / "baselines",
     devices=None,
     memory_cap=None,
@@ -28,13 +33,18 @@ DEFAULTS = Settings(
     task_samples=None,
     report_md=None,
     preload="",
-    strict=False,
+    ci=False,
 )
 
 GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
     "launches": ("5", 5),
+    "confirm": ("0", 0),
+    "night_error": ("1/100", 0.01),
+    "floor": ("2%", 0.02),
+    "fail_on_improvement": ("true", True),
+    "stale_days": ("30", 30),
     "baseline_dir": ("/stored", Path("/stored")),
     "devices": ("2", 2),
     "memory_cap": ("32GB", 32.0),
@@ -115,6 +125,8 @@ def test_other_paths_are_seen_from_where_they_were_named_too() -> None:
 
 
 COUNT = "it must be a whole number above 0"
+WHOLE = "it must be a whole number, 0 or more"
+FRACTION = "it must be between 0 and 1, for example 1%, 0.01 or 1/100"
 SECONDS = "it must be a number of seconds above 0"
 MEMORY = "it must be a number of GB above 0, for example 32GB"
 
@@ -124,6 +136,10 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
     [
         *(("launches", text, COUNT) for text in ("0", "-1", "1.5", "three", "1e3", "٣")),
         ("devices", "0", COUNT),
+        ("stale_days", "0", COUNT),
+        *(("confirm", text, WHOLE) for text in ("-1", "some", "1.5", "٣")),
+        *(("night_error", text, FRACTION) for text in ("0", "1", "30", "1/0", "nan", "often")),
+        *(("floor", text, FRACTION) for text in ("0%", "100%", "-1%", "%", "inf")),
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
         *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
@@ -150,6 +166,11 @@ def test_what_is_overruled_is_not_read() -> None:
     assert settings({"launches": "1"}, {"TRAINBENCH_LAUNCHES": "many"}).launches == 1
 
 
+@pytest.mark.parametrize("text", ["1%", "1 %", "0.01", "1/100", "1e-2"])
+def test_a_fraction_is_spelled_as_people_do(text: str) -> None:
+    assert fraction(text) == 0.01
+
+
 @pytest.mark.parametrize(
     ("text", "gb"), [("32", 32.0), ("32GB", 32.0), ("32gb", 32.0), ("0.5 GB", 0.5), ("1e-3", 0.001)]
 )
@@ -166,15 +187,15 @@ def test_a_switch_is_spelled_as_people_do(text: str, means: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "strict"),
+    ("environment", "ci"),
     [
         *(({"CI": text}, True) for text in ("true", "1", "woodpecker")),
         *(({"CI": text}, False) for text in ("", "0", "False")),
         ({}, False),
     ],
 )
-def test_ci_makes_it_strict(environment: dict[str, str], strict: bool) -> None:
-    assert settings(environment=environment).strict is strict
+def test_ci_is_noticed(environment: dict[str, str], ci: bool) -> None:
+    assert settings(environment=environment).ci is ci
 
 
 def test_modules_to_preload_come_from_the_ini_file() -> None:

@@ -9,8 +9,9 @@ import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.noise import CLIPPED, compare
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record
-from pytest_trainbench.verdict import OUTCOMES, Change, Verdict, _compare, describe, judge
+from pytest_trainbench.verdict import OUTCOMES, Change, Policy, Verdict, _compare, _weigh, describe, judge, learn
 
 QUIET = steps(100.0, 100.0, 100.0)
 SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
@@ -31,7 +32,7 @@ def test_the_same_again_is_ok() -> None:
     assert found == Verdict(
         outcome="ok",
         changes=(
-            dataclasses.replace(found.changes[0], change=0.0, sees=0.01, outcome="ok"),
+            dataclasses.replace(found.changes[0], change=0.0, outcome="ok", doubtful=False),
             Change(metric="peak_allocated_bytes", before=1000, now=1000, change=0.0, sees=0.005, outcome="ok"),
         ),
         suspects=SUSPECTS,
@@ -50,16 +51,17 @@ def test_slower_is_worse_and_negative(ms: float, outcome: str, change: float) ->
 
 
 def test_a_reason_says_what_and_how_much_and_what_could_have_been_seen() -> None:
-    assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.0%)"
-    assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.0%)"
+    assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.3%)"
+    assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.3%)"
     assert judge(QUIET, QUIET).reason is None
 
 
 def test_a_change_under_the_floor_is_never_a_regression_however_certain() -> None:
     before, now = steps(*[100.0] * 50), steps(*[100.9] * 50)
-    assert step_change(now, before).sees == 0.01
     assert judge(now, before).outcome == "ok"
     assert judge(steps(*[101.1] * 50), before).outcome == "regression"
+    assert judge(steps(*[101.1] * 50), before, policy=Policy(floor=0.02)).outcome == "ok"
+    assert judge(steps(*[102.1] * 50), before, policy=Policy(floor=0.02)).outcome == "regression"
 
 
 def test_what_differs_between_launches_may_be_noise() -> None:
@@ -92,14 +94,128 @@ def test_one_launch_a_side_is_too_few_to_say_ok() -> None:
     assert judge(steps(100.0), steps(100.0)).outcome == "noisy"
 
 
-def test_the_interval_is_students_on_pooled_launches_and_the_prior() -> None:
-    """By hand: logs ±d on both sides, n = 2 each. Freedom 2 + 2 + 2 - 2 = 4, t(0.995, 4) = 4.60409."""
+def test_the_interval_is_students_on_the_launches_and_the_prior() -> None:
+    """By hand: logs ±d on both sides, n = 2 each, none far enough out to count for less. Freedom 2 + 2 + 2 - 2 = 4,
+    t(0.975, 4) = 2.77645; seen is what passes the 99.5 % limit nine times in ten: t(0.995, 4) + t(0.9, 4)."""
     d = 0.02
     side = steps(100 * math.exp(-d), 100 * math.exp(d))
-    variance = (2 * 0.005**2 + 2 * d**2 + 2 * d**2) / 4
-    assert step_change(side, side).sees == pytest.approx(
-        math.expm1(4.60409 * math.sqrt(variance * (1 / 2 + 1 / 2))), rel=1e-5
+    variance = (2 * 0.005**2 + (2 * d**2 + 2 * d**2) / CLIPPED) / 4
+    error = math.sqrt(variance * (1 / 2 + 1 / 2))
+    change = step_change(side, side)
+    assert change.interval == pytest.approx((-math.expm1(2.77645 * error), -math.expm1(-2.77645 * error)), rel=1e-5)
+    assert change.sees == pytest.approx(math.expm1((4.60409 + 1.53321) * error), rel=1e-5)
+
+
+def test_one_slow_launch_in_the_baseline_neither_hides_a_regression_nor_makes_an_improvement() -> None:
+    before = steps(100.0, 100.1, 114.0, 99.9, 100.0)
+    assert judge(steps(*[100.0] * 3), before).outcome == "ok"
+    assert judge(steps(*[104.0] * 5), before).outcome == "regression"
+
+
+def test_what_similar_rows_teach_decides_how_little_is_seen() -> None:
+    quiet, loud = (
+        learn([steps(*(100 + spread * noise for spread in (-1, 0, 1.2))) for noise in (a, 1.1 * a, 0.9 * a)])
+        for a in (0.1, 2.0)
     )
+    now = steps(101.5, 101.5, 101.5)
+    assert judge(now, QUIET, priors=quiet).outcome == "regression"
+    assert judge(now, QUIET, priors=loud).outcome != "regression"
+
+
+def test_a_host_bound_row_learns_from_host_bound_rows() -> None:
+    def rows(noise: float, host_ms: float) -> list[Record]:
+        spreads = (noise, noise * 1.1, noise * 0.9)
+        return [steps(100 - spread, 100.0, 100 + spread, host_ms=host_ms) for spread in spreads]
+
+    found = learn([*rows(0.2, 50.0), *rows(3.0, 100.0)])
+    assert set(found) == {("step_ms", False), ("step_ms", True)}
+    assert found["step_ms", False].noise < 0.005 < found["step_ms", True].noise
+    assert learn(rows(0.2, 50.0))["step_ms", True] == found["step_ms", False], "where there are none, from all"
+    assert learn([]) == {}
+
+
+@pytest.mark.parametrize(("host_ms", "outcome"), [(50.0, "regression"), (100.0, "noisy")])
+def test_another_machine_may_have_another_host(host_ms: float, outcome: str) -> None:
+    """FairScale's FSDP, which its host sets the pace of, took 47.4 and 49.9 ms on two machines of one kind."""
+    before, now = steps(*[100.0] * 5, host_ms=host_ms), steps(*[105.0] * 5, host_ms=host_ms)
+    assert judge(now, before, suspects=[("machine", "0123abcd", "4567abcd")]).outcome == outcome
+    assert judge(now, before).outcome == "regression"
+
+
+# Looking more than once
+
+
+def test_no_error_is_spent_twice() -> None:
+    """The sum over all looks is what holds the error, however the looks hang together."""
+    for first in range(1, 12):
+        for more in range(12):
+            policy = Policy(first=first, last=first + more)
+            shares = [policy.share(launches) for launches in range(first, first + more + 1)]
+            assert sum(shares) == pytest.approx(1), (first, more)
+    looks = Policy(first=3, last=10)
+    assert [looks.share(launches) for launches in range(3, 11)] == [0, 0, *[0.05] * 5, 0.75]
+
+
+LOOKS = Policy(first=3, last=10)
+
+
+def test_the_first_launches_alone_are_no_regression() -> None:
+    found = judge(steps(110.0, 110.0, 110.0), QUIET, policy=LOOKS)
+    assert (found.outcome, found.doubtful) == ("ok", True)
+    found = judge(steps(*[110.0] * 5), QUIET, policy=LOOKS)
+    assert (found.outcome, found.doubtful) == ("regression", False)
+
+
+@pytest.mark.parametrize(
+    ("now", "doubtful"),
+    [
+        ([100.0] * 3, False),
+        ([100.9] * 3, False),  # under the floor
+        ([101.5] * 3, True),
+        ([99.0, 101.0, 104.0], True),
+        ([*[101.5] * 3, *[100.0] * 3], False),  # cleared by fresh launches
+        ([95.0] * 3, False),  # better fails nothing
+        ([101.2] * 10, False),  # no more looks
+    ],
+)
+def test_only_what_may_yet_be_a_regression_is_in_doubt(now: list[float], doubtful: bool) -> None:
+    assert judge(steps(*now), QUIET, policy=LOOKS).doubtful is doubtful
+
+
+def test_an_improvement_is_confirmed_where_it_fails() -> None:
+    both = dataclasses.replace(LOOKS, fail_on_improvement=True)
+    found = judge(steps(90.0, 90.0, 90.0), QUIET, policy=both)
+    assert (found.outcome, found.doubtful) == ("ok", True)
+    found = judge(steps(*[90.0] * 5), QUIET, policy=both)
+    assert (found.outcome, found.doubtful) == ("improvement", False)
+    assert (found.fails(ci=False, on_improvement=True), found.fails(ci=True)) == (True, False)
+
+
+def test_a_row_that_more_launches_cannot_make_a_regression_is_given_none() -> None:
+    """1.3 % is above the floor, and at this noise far below what ten launches could tell."""
+    before = steps(96.0, 98.0, 100.0, 102.0, 104.0)
+    policy = dataclasses.replace(LOOKS, error=1e-4)
+    assert not judge(steps(99.3, 101.3, 103.3), before, policy=policy).doubtful
+    assert judge(steps(103.3, 105.3, 107.3), before, policy=policy).doubtful
+
+
+def test_what_has_failed_already_is_not_in_doubt() -> None:
+    before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000)
+    now = steps(102.0, 102.0, 102.0, peak_allocated_bytes=1100)
+    found = judge(now, before, policy=LOOKS)
+    assert (found.outcome, found.doubtful, found.changes[0].doubtful) == ("regression", False, True)
+
+
+def test_a_smaller_share_of_the_nights_error_asks_for_more() -> None:
+    now = steps(101.3, 101.3, 101.3)
+    assert judge(now, QUIET).outcome == "regression"
+    assert judge(now, QUIET, policy=Policy(error=1e-4)).outcome == "ok"
+    assert judge(now, QUIET, policy=Policy(error=1.0)) == judge(now, QUIET), "ERROR_MOST holds for a single row too"
+
+
+def test_the_metrics_of_a_row_share_its_error() -> None:
+    before, now = steps(100.0, 100.0, 100.0, compute_ms=50.0), steps(101.3, 101.3, 101.3, compute_ms=50.0)
+    assert judge(now, before, policy=Policy(error=1e-3)).changes[0].sees > step_change(now).sees
 
 
 def test_the_middle_of_the_launches_is_geometric() -> None:
@@ -202,7 +318,7 @@ def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
     now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=1000)
     found = judge(now, before)
     assert found.outcome == "regression"
-    assert found.reason == "step time 10.0% worse (sees ≥ 1.0%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
+    assert found.reason == "step time 10.0% worse (sees ≥ 1.3%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
     assert [change.outcome for change in found.changes] == ["regression", "regression", "ok"]
 
 
@@ -257,7 +373,8 @@ def test_nan_does_not_pass(name: str, outcome: str) -> None:
 def test_a_time_that_is_not_one_does_not_pass() -> None:
     for broken in (math.nan, 0.0, -1.0):
         try:
-            outcome = _compare("step_ms", [100.0], [broken]).outcome
+            found = compare([100.0], [broken])
+            outcome = _weigh("step_ms", found, error=0.005, policy=Policy()).outcome
         except ValueError:
             outcome = "refused"
         assert outcome in ("regression", "refused")
@@ -319,7 +436,7 @@ FAILING = {"regression", "incomparable", "invalid", "timeout", "crash"}
 
 
 @pytest.mark.parametrize(
-    ("strict", "compared", "failing"),
+    ("ci", "compared", "failing"),
     [
         (False, True, FAILING),
         (False, False, FAILING),
@@ -327,9 +444,9 @@ FAILING = {"regression", "incomparable", "invalid", "timeout", "crash"}
         (True, False, set(OUTCOMES)),
     ],
 )
-def test_which_outcomes_fail(strict: bool, compared: bool, failing: set[str]) -> None:
+def test_which_outcomes_fail(ci: bool, compared: bool, failing: set[str]) -> None:
     verdicts = [Verdict(outcome=outcome, compared=compared) for outcome in OUTCOMES]
-    assert {verdict.outcome for verdict in verdicts if verdict.fails(strict=strict)} == failing
+    assert {verdict.outcome for verdict in verdicts if verdict.fails(ci=ci)} == failing
 
 
 @pytest.mark.parametrize(
@@ -337,8 +454,8 @@ def test_which_outcomes_fail(strict: bool, compared: bool, failing: set[str]) ->
 )
 def test_what_nothing_was_there_to_compare_with_fails_where_nobody_reads_warnings(now: Record, outcome: str) -> None:
     found = judge(now, None)
-    assert (found.outcome, found.fails(strict=False), found.fails(strict=True)) == (outcome, False, True)
-    assert not judge(now, now).fails(strict=True)
+    assert (found.outcome, found.fails(ci=False), found.fails(ci=True)) == (outcome, False, True)
+    assert not judge(now, now).fails(ci=True)
 
 
 def test_every_end_of_a_launch_is_an_outcome_and_others_are_refused() -> None:
@@ -367,4 +484,4 @@ def test_another_machine_of_the_kind_may_be_a_little_slower_and_launches_cannot_
     there = judge(now, before, suspects=[("machine", "aaaaaaaa", "bbbbbbbb")])
     assert (here.outcome, there.outcome) == ("regression", "ok")
     step = there.change("step_ms")
-    assert step is not None and 0.02 < step.sees < 0.03
+    assert step is not None and 0.02 < step.sees < 0.035

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -55,6 +56,15 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
 def count(folder: Path, hardware: str) -> int:
     """How many cases have a baseline on this hardware."""
     return sum(1 for _ in (folder / hardware).glob("*.json"))
+
+
+def load_all(folder: Path, hardware: str) -> list[Record]:
+    """Every baseline of this hardware that can be read. One that cannot is said by the row that needs it."""
+    found = []
+    for path in sorted((folder / hardware).glob("*.json")):
+        with contextlib.suppress(ValueError):
+            found.append(read_record(path))
+    return found
 
 
 def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:

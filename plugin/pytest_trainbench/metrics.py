@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_trainbench.record import Trace
+from pytest_trainbench.record import Record, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statistical:
     """Judged against the noise between launches. A change under ``floor`` is never a regression, however
-    certain; where nothing under ``tolerance`` could have been seen, the row is noisy. Both are fractions of
-    the baseline. Its values are above 0."""
+    certain (``--floor`` replaces it); where nothing under ``tolerance`` could have been seen, the row is noisy. Both
+    are fractions of the baseline. Its values are above 0."""
 
     floor: float
     tolerance: float
@@ -32,6 +32,9 @@ class Relative:
 class Exact:
     """Any difference counts."""
 
+
+HOST_BOUND = 0.9
+"""Share of a step from which on the host that issues it is said to set the pace."""
 
 STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
@@ -96,6 +99,12 @@ class Metric:
     higher_is_better: bool
     gate: Gate | None
     read: Callable[[Window], float | None]
+
+
+def host_bound(record: Record) -> bool:
+    """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself."""
+    host, step = record.values("host_ms"), record.values("step_ms")
+    return bool(host and step) and statistics.median(host) >= HOST_BOUND * statistics.median(step)
 
 
 def counted_flops(traces: Sequence[Trace]) -> float | None:

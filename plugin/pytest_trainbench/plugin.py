@@ -47,6 +47,8 @@ class Session:
         self.rows: list[Row] = []
         self.saves: list[baseline.Saved] = []
         self.hidden = ""
+        self.cases = 1
+        """How many tests measure something: they share the night's error."""
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
         self._hardware: Hardware | None = None
@@ -82,6 +84,7 @@ class Session:
                 folder=folder("trainbench"),
                 import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
                 progress=self._progress,
+                cases=self.cases,
             )
         return self._runner
 
@@ -208,7 +211,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
-    if session.config.option.collectonly or not any(is_case(item) for item in session.items):
+    ours.cases = max(1, sum(map(is_case, session.items)))
+    if session.config.option.collectonly or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
     from pytest_trainbench.launch import start_fork_server
@@ -327,7 +331,9 @@ def bench(
                 request.node.user_properties.append((name, f"{median(values):.6g}"))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
-        if row.verdict.fails(strict=session.settings.strict):
+        if row.verdict.fails(
+            ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement
+        ):
             pytest.fail(terminal.failure(row), pytrace=False)
         return record
 
@@ -351,7 +357,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
     if ours is None or not ours.rows:
         return
-    if ours.settings.strict and session.exitstatus == 0 and _all_skipped(ours.rows):
+    if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
     if ours.settings.report_md is not None:
         ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
@@ -368,7 +374,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         f"trainbench: {terminal.counts(ours.rows)}", red="fails" in how, yellow="fails" not in how and how != {"passes"}
     )
     terminalreporter.write_line(terminal.summary(ours.rows))
-    if ours.settings.strict and _all_skipped(ours.rows):
+    if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
     for title, table in ours.tables().items():
         terminalreporter.write_line("")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import Settings
-from pytest_trainbench.verdict import judge
+from pytest_trainbench.verdict import Policy, Priors, Verdict, judge, learn
 from pytest_trainbench.worker import Job
 
 REFERENCE_STEPS = 12
@@ -55,7 +57,8 @@ class Reference:
 class Runner:
     """Runs the cases of one session, one after the other.
 
-    ``folder`` takes the ranks' files; ``import_path`` lets ranks import what this process can.
+    ``folder`` takes the ranks' files; ``import_path`` lets ranks import what this process can. ``cases``: how many
+    share the error that the run is allowed.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Runner:
         folder: Path,
         import_path: tuple[str, ...],
         progress: Progress,
+        cases: int = 1,
     ) -> None:
         self.settings = settings
         self.hardware = hardware
@@ -74,6 +78,13 @@ class Runner:
         self.folder = folder
         self.import_path = import_path
         self.progress = progress
+        self.policy = Policy(
+            error=settings.night_error / cases,
+            first=settings.launches,
+            last=settings.launches + settings.confirm,
+            floor=settings.floor,
+            fail_on_improvement=settings.fail_on_improvement,
+        )
         self._references: dict[tuple[str, str], Ended] = {}
         self._rows: dict[str, tuple[object, Row]] = {}
         self._jobs = 0
@@ -100,14 +111,18 @@ class Runner:
 
     def _judged(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
         stored = self._stored(case)
-        record, ended = self._measure(case, label=label, plan=plan, reference=reference)
-        then = self.environment if stored is None else Environment.from_json(stored.environment)
-        verdict = judge(
-            record,
-            stored,
-            must_match=mismatches(then, self.environment, world_size=case.mesh.world_size),
-            suspects=differences(then, self.environment),
-        )
+        ran: list[tuple[Launch, Ended]] = []
+        # One look when the first launches are there, and one after every launch that a row in doubt gets. What is to
+        # be stored is measured as it was asked for: more launches only where it looks slow would bias it.
+        for pair in self._launches(case, label=label, plan=plan, reference=reference):
+            ran.append(pair)
+            if pair[0].outcome == "ok" and len(ran) < self.settings.launches:
+                continue
+            record = self._record(case, label=label, launches=[one for one, _ in ran])
+            verdict = self._verdict(record, stored)
+            if self.settings.save_baseline or not verdict.doubtful:
+                break
+        ended = ran[-1][1]
         if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
@@ -119,9 +134,32 @@ class Runner:
             baseline=stored,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
+            stale="" if stored is None or self.settings.save_baseline else self._stale(stored, verdict),
             by_hand=ended.by_hand,
             detail=ended.detail,
         )
+
+    def _verdict(self, record: Record, stored: Record | None) -> Verdict:
+        then = self.environment if stored is None else Environment.from_json(stored.environment)
+        return judge(
+            record,
+            stored,
+            must_match=mismatches(then, self.environment, world_size=record.case.mesh.world_size),
+            suspects=differences(then, self.environment),
+            policy=self.policy,
+            priors=self.priors,
+        )
+
+    @cached_property
+    def priors(self) -> Priors:
+        """The noise of rows on this hardware, from its baselines as they were before the first row was judged."""
+        return learn(baseline.load_all(self.settings.baseline_dir, self.hardware.id))
+
+    def _stale(self, stored: Record, verdict: Verdict) -> str:
+        if verdict.outcome == "improvement":
+            return "it is beaten"
+        days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
+        return f"it is more than {self.settings.stale_days} days old" if days > self.settings.stale_days else ""
 
     def _stored(self, case: Case) -> Record | None:
         try:
@@ -131,28 +169,34 @@ class Runner:
                 return None
             raise
 
-    def _measure(self, case: Case, *, label: str, plan: Plan, reference: Reference | None) -> tuple[Record, Ended]:
-        """The record, and how the last launch ended."""
-        launches: list[Launch] = []
-        ended = truth = self._truth(case, reference, label) if reference else Ended()
+    def _launches(
+        self, case: Case, *, label: str, plan: Plan, reference: Reference | None
+    ) -> Iterator[tuple[Launch, Ended]]:
+        """One launch after the other, each started when it is asked for, up to the first that is not ``ok``."""
+        truth = self._truth(case, reference, label) if reference else Ended()
         if truth.outcome != "ok":
             # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
             outcome = "invalid" if truth.outcome == "oom" else truth.outcome
-            launches.append(Launch(outcome=outcome, reason=f"the unsharded reference failed: {truth.reason}"))
-        while len(launches) < self.settings.launches and all(one.outcome == "ok" for one in launches):
-            name = f"{label} launch {len(launches) + 1}/{self.settings.launches}"
-            ended = self._launch(name, case=case, plan=plan)
-            launches.append(
-                reduce(
-                    ended.traces,
-                    peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
-                    reference=_losses(truth) if reference else None,
-                    loss_tolerance=reference.loss_tolerance if reference else math.inf,
-                )
-                if ended.outcome == "ok"
-                else Launch(outcome=ended.outcome, reason=ended.reason)
+            yield Launch(outcome=outcome, reason=f"the unsharded reference failed: {truth.reason}"), truth
+            return
+        for number in count(1):
+            asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", in doubt"
+            ended = self._launch(f"{label} launch {number}{asked}", case=case, plan=plan)
+            if ended.outcome != "ok":
+                yield Launch(outcome=ended.outcome, reason=ended.reason), ended
+                return
+            one = reduce(
+                ended.traces,
+                peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
+                reference=_losses(truth) if reference else None,
+                loss_tolerance=reference.loss_tolerance if reference else math.inf,
             )
-        record = Record(
+            yield one, ended
+            if one.outcome != "ok":
+                return
+
+    def _record(self, case: Case, *, label: str, launches: Sequence[Launch]) -> Record:
+        return Record(
             case=case,
             label=label,
             hardware=self.hardware.id,
@@ -161,7 +205,6 @@ class Runner:
             environment=self.environment.to_json(),
             plugin_version=version("pytest-trainbench"),
         )
-        return record, ended
 
     def _truth(self, case: Case, reference: Reference, label: str) -> Ended:
         """The reference's launch; once a session for all cases that share it."""

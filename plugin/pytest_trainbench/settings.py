@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,23 @@ def _count(text: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise ValueError("it must be a whole number above 0")
     return int(text)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text, flags=re.ASCII):
+        raise ValueError("it must be a whole number, 0 or more")
+    return int(text)
+
+
+def fraction(text: str) -> float:
+    """``"1%"``, ``"0.01"``, ``"1/100"`` → 0.01."""
+    try:
+        value = float(Fraction(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1))
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not 0 < value < 1:
+        raise ValueError("it must be between 0 and 1, for example 1%, 0.01 or 1/100")
+    return value
 
 
 def _seconds(text: str) -> float:
@@ -76,6 +94,35 @@ OPTIONS: dict[str, Option] = {
         parse=_switch,
     ),
     "launches": Option(help="process launches of each case (default: 3)", default=3, parse=_count, metavar="N"),
+    "confirm": Option(
+        help="fresh launches at most that a row in doubt gets, one at a time, before it is a regression (default: 7)",
+        default=7,
+        parse=_whole,
+        metavar="N",
+    ),
+    "night_error": Option(
+        help="chance that a run in which nothing changed has any regression, all rows together (default: 1/30)",
+        default=1 / 30,
+        parse=fraction,
+        metavar="CHANCE",
+    ),
+    "floor": Option(
+        help="a time that changed by less is never a regression, however certain (default: by metric, 1%%)",
+        default=None,
+        parse=fraction,
+        metavar="PERCENT",
+    ),
+    "fail_on_improvement": Option(
+        help="an improvement fails its test too, so that none goes by without a new baseline",
+        default=False,
+        parse=_switch,
+    ),
+    "stale_days": Option(
+        help="a baseline that is older is said to be (default: 90)",
+        default=90,
+        parse=_count,
+        metavar="DAYS",
+    ),
     "baseline_dir": Option(
         help="folder of the baselines (default: baselines, beside the ini file)",
         default=Path("baselines"),
@@ -145,6 +192,11 @@ class Settings:
     hw: str
     save_baseline: bool
     launches: int
+    confirm: int
+    night_error: float
+    floor: float | None
+    fail_on_improvement: bool
+    stale_days: int
     baseline_dir: Path
     devices: int | None
     memory_cap: float | None
@@ -156,7 +208,7 @@ class Settings:
     task_samples: int | None
     report_md: Path | None
     preload: str
-    strict: bool
+    ci: bool
     """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
 
 
@@ -188,5 +240,5 @@ def read(
         if isinstance(values[name], Path):
             # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
             values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
-    strict = environment.get("CI", "").lower() not in ("", "0", "false")
-    return Settings(**values, preload=ini.get("preload", ""), strict=strict)
+    ci = environment.get("CI", "").lower() not in ("", "0", "false")
+    return Settings(**values, preload=ini.get("preload", ""), ci=ci)

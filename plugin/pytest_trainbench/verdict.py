@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from pytest_trainbench.environment import Difference
-from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical
+from pytest_trainbench import environment
+from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical, host_bound
+from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned
 from pytest_trainbench.record import Record
 
 OUTCOMES: dict[str, str] = {
@@ -27,25 +29,68 @@ OUTCOMES: dict[str, str] = {
 }
 """How each outcome ends its test. Where ``CI`` is set, what was compared with nothing fails as well."""
 
-CONFIDENCE = 0.99
-"""Two-sided, of the interval around a change between two sets of launches."""
+ERROR_MOST = 0.005
+"""Chance of a false regression that one metric of one row has at most, however few rows share the night's."""
 
-PRIOR_NOISE, PRIOR_LAUNCHES = 0.005, 2
-"""Three launches that happen to agree do not mean that there is no noise: to the launches seen are added this
-many with this relative standard deviation (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
+FRESH_LEAST = 2
+"""Launches beyond the first ones without which there is no regression, where there may be any. What slows the first few
+may be over a minute later; and of 3 launches all are outliers once in 5,000 times where one in 17 is."""
 
-MACHINE_NOISE = 0.005
+EARLY = 0.25
+"""Share of a metric's error that all looks before the last have together."""
+
+POWER = 0.9
+"""A change of the size that a row "sees" makes it suspicious with this probability, and is confirmed with this
+probability: found at least eight times in ten."""
+
+HOPELESS = 0.01
+"""A row gets no more launches where the chance that they make it a regression is below this."""
+
+MACHINE_NOISE, HOST_NOISE = 0.005, 0.03
 """Relative standard deviation of one machine among others of its kind, which no number of launches on it shows: added
-to a comparison between two machines (a BERT step on three H200 machines: 28.7, 28.7 and 28.9 ms)."""
+to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines, and four steps of
+GPT-1.3B that their hosts set the pace of were 2.6 to 5.0 % apart on two."""
+
+Priors = Mapping[tuple[str, bool], Prior]
+"""Noise by metric and by whether the row is host-bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How sure a verdict must be, and how often it may look.
+
+    error: chance of a false regression that all metrics of a row have together, over all looks. first, last: launches
+    at the first look and at the last; in between a row in doubt is looked at after every launch. floor: replaces that
+    of every :class:`Statistical` gate. fail_on_improvement: what fails is confirmed, so improvements are too.
+    """
+
+    error: float = ERROR_MOST
+    first: int = 1
+    last: int = 1
+    floor: float | None = None
+    fail_on_improvement: bool = False
+
+    def share(self, launches: int) -> float:
+        """Of a metric's error, what the look after so many launches may use.
+
+        The looks' shares add up to 1 at most, so that together they keep the error whatever their correlation
+        (Bonferroni). Nearly all of it is kept for the last, as in Haybittle's and Peto's rule for trials: R. Peto
+        et al., British Journal of Cancer 34, 1976.
+        """
+        early = max(0, self.last - self.first - FRESH_LEAST)
+        if launches >= self.last:
+            return 1 - EARLY if early else 1.0
+        return EARLY / early if launches >= self.first + FRESH_LEAST else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One metric against its baseline.
 
-    ``change`` is a fraction of the baseline, positive meaning better. ``sees`` is the smallest change, as a
-    fraction, that these launches could have told from noise. ``outcome``: ok, regression, improvement, noisy,
-    incomparable.
+    ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
+    confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
+    have been found at least eight times in ten. ``outcome``: ok, regression, improvement, noisy, incomparable.
+    ``doubtful``: it may be a regression yet, if there were more launches.
     """
 
     metric: str
@@ -54,6 +99,8 @@ class Change:
     change: float
     sees: float
     outcome: str
+    interval: tuple[float, float] | None = None
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +111,7 @@ class Verdict:
     outcome: str
     reason: str | None = None
     changes: tuple[Change, ...] = ()
-    suspects: tuple[Difference, ...] = ()
+    suspects: tuple[environment.Difference, ...] = ()
     compared: bool = True
 
     def __post_init__(self) -> None:
@@ -74,21 +121,30 @@ class Verdict:
     def change(self, metric: str) -> Change | None:
         return next((change for change in self.changes if change.metric == metric), None)
 
-    def fails(self, *, strict: bool) -> bool:
-        return OUTCOMES[self.outcome] == "fails" or (strict and not self.compared)
+    @property
+    def doubtful(self) -> bool:
+        """Whether another launch may change how the test ends."""
+        return OUTCOMES[self.outcome] != "fails" and any(change.doubtful for change in self.changes)
+
+    def fails(self, *, ci: bool, on_improvement: bool = False) -> bool:
+        """``ci``: what was compared with nothing fails too."""
+        beaten = on_improvement and self.outcome == "improvement"
+        return OUTCOMES[self.outcome] == "fails" or beaten or (ci and not self.compared)
 
 
 def judge(
     record: Record,
     baseline: Record | None,
     *,
-    must_match: Sequence[Difference] = (),
-    suspects: Sequence[Difference] = (),
+    must_match: Sequence[environment.Difference] = (),
+    suspects: Sequence[environment.Difference] = (),
+    policy: Policy = Policy(),
+    priors: Priors = MappingProxyType({}),
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``.
 
     ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
-    those that may explain a change.
+    those that may explain a change. ``priors``: see :func:`learn`.
     """
     listed = tuple(suspects)
     if record.outcome in ("invalid", "timeout", "crash"):
@@ -117,8 +173,29 @@ def judge(
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
+    chances = [name for name in judged if _varies(name, baseline.values(name))]
+    error = min(ERROR_MOST, policy.error / max(1, len(chances)))
     moved = any(name == "machine" for name, _, _ in suspects)
-    changes = tuple(_compare(name, baseline.values(name), record.values(name), moved=moved) for name in judged)
+    bound = host_bound(baseline) or host_bound(record)
+
+    def compared(name: str) -> Change:
+        before, now = baseline.values(name), record.values(name)
+        if name not in chances:
+            return _compare(name, before, now)
+        machine = HOST_NOISE if bound and name == "step_ms" else MACHINE_NOISE
+        return _weigh(
+            name,
+            compare(
+                before,
+                now,
+                prior=priors.get((name, host_bound(baseline)), DEFAULT),
+                apart=math.sqrt(2) * machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0,
+            ),
+            error=error,
+            policy=policy,
+        )
+
+    changes = tuple(map(compared, judged))
     for outcome in ("incomparable", "regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(map(describe, found))
@@ -137,15 +214,18 @@ def describe(change: Change) -> str:
     return f"{title} {movement(change)}"
 
 
-def movement(change: Change) -> str:
-    """For example ``8.3% worse (sees ≥ 1.0%)``; what is judged exactly sees everything."""
+def movement(change: Change, *, full: bool = False) -> str:
+    """For example ``8.3% worse (sees ≥ 1.3%)``, ``full`` with the interval; what is judged exactly sees everything."""
     if change.outcome == "incomparable":
         way = "more" if change.now > change.before else "less"
     else:
         way = "better" if change.change > 0 else "worse"
     moved = f"{percent(abs(change.change))} {way}"
-    sees = f" (sees ≥ {percent(change.sees)})" if change.sees else ""
-    return (moved if change.change else "unchanged") + sees
+    facts = [f"sees ≥ {percent(change.sees)}"] if change.sees else []
+    if full and change.interval:
+        low, high = (f"{end:+.1%}".replace("-", "−") for end in change.interval)
+        facts.append(f"95 % sure: {low} … {high}")
+    return (moved if change.change else "unchanged") + (f" ({'; '.join(facts)})" if facts else "")
 
 
 def percent(fraction: float) -> str:
@@ -158,41 +238,94 @@ def fact(value: object) -> str:
     return "not known" if value is None else str(value)
 
 
-def _compare(name: str, before: Sequence[float], now: Sequence[float], *, moved: bool = False) -> Change:
-    metric = METRICS[name]
-    middle: Callable[[Sequence[float]], float] = statistics.median
-    match metric.gate:
-        case Statistical(floor=floor, tolerance=tolerance):
-            middle = statistics.geometric_mean
-            sees = max(floor, math.expm1(_half_width(before, now, moved=moved)))
-            outcome = "noisy" if sees > tolerance else "ok"
-        case Relative(limit=limit, tolerance=tolerance):
+def learn(baselines: Sequence[Record]) -> dict[tuple[str, bool], Prior]:
+    """What the baselines of one kind of hardware teach about the noise of its rows, host-bound ones apart; where there
+    are too few of a sort, what all of them teach together. A metric without rows enough is left out."""
+    found = {}
+    for name, metric in METRICS.items():
+        if not isinstance(metric.gate, Statistical):
+            continue
+        for bound in (False, True):
+            alike = learned([one.values(name) for one in baselines if host_bound(one) == bound])
+            if prior := alike or learned([one.values(name) for one in baselines]):
+                found[name, bound] = prior
+    return found
+
+
+def _varies(name: str, before: Sequence[float]) -> bool:
+    """Whether a metric is judged by the noise of its launches."""
+    match METRICS[name].gate:
+        case Statistical():
+            return True
+        case Relative(limit=limit):
             # Launches of FairScale's ShardedDataParallel on 4 H200s needed 16.4 to 21.3 GB, as the timing of its
             # reductions has it: a gate of 0.5 % would be red on most nights.
-            steady = max(before) <= (1 + limit) * min(before)
-            sees = limit if steady else max(limit, math.expm1(_half_width(before, now)))
-            outcome = "noisy" if sees > tolerance else "ok"
+            return max(before) > (1 + limit) * min(before)
+    return False
+
+
+def _weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Change:
+    """A change held against the noise of its launches. All is compared as logarithms, "worse" being above 0."""
+    metric = METRICS[name]
+    match metric.gate:
+        case Statistical(floor=floor, tolerance=tolerance):
+            floor = math.log1p(policy.floor if policy.floor is not None else floor)
+        case Relative(limit=limit, tolerance=tolerance):
+            floor = math.log1p(limit)
+        case _:
+            raise ValueError(f"{name} is not judged by its noise")
+    launches, last = found.launches_now, max(policy.last, found.launches_now)
+    final = found.after(last)
+    worse = -found.change if metric.higher_is_better else found.change
+    red = max(floor, found.reach(error * policy.share(launches)))
+    red_at_last = max(floor, final.reach(error * policy.share(last)))
+    green = red if policy.fail_on_improvement else max(floor, found.reach(error))
+
+    hurdles = [red_at_last + final.reach(1 - POWER)]
+    if launches < last:
+        hurdles.append(floor + found.reach(1 - POWER))
+    sees = math.expm1(max(hurdles))
+
+    def doubtful(by: float) -> bool:
+        return launches < last and by > floor and by + found.drift(last, HOPELESS) > red_at_last
+
+    if not worse <= red:  # so written, NaN is a regression
+        outcome, doubt = "regression", False
+    elif -worse > green:
+        outcome, doubt = "improvement", False
+    else:
+        outcome = "noisy" if sees > tolerance else "ok"
+        doubt = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
+    low, high = (math.expm1(found.change + way * found.reach(0.025)) for way in (-1, 1))
+    better = 1 if metric.higher_is_better else -1
+    return Change(
+        metric=name,
+        before=found.before,
+        now=found.now,
+        change=round(better * (found.now / found.before - 1), 9) + 0.0,  # past what a logarithm rounds, and no −0
+        sees=sees,
+        outcome=outcome,
+        interval=(low, high) if metric.higher_is_better else (-high, -low),
+        doubtful=doubt,
+    )
+
+
+def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
+    """A change of what does not vary between launches."""
+    metric = METRICS[name]
+    match metric.gate:
+        case Relative(limit=limit):
+            sees = limit
         case Exact():
-            sees, outcome = 0.0, "ok"
-        case None:
+            sees = 0.0
+        case _:
             raise ValueError(f"{name} is not judged")
-    old, new = middle(before), middle(now)
+    old, new = statistics.median(before), statistics.median(now)
     grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
     better = grown if metric.higher_is_better else -grown
+    outcome = "ok"
     if not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
         # A step that does less work is not a faster one.
         outcome = "incomparable" if isinstance(metric.gate, Exact) else outcome
     return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
-
-
-def _half_width(before: Sequence[float], now: Sequence[float], *, moved: bool = False) -> float:
-    """Half the interval of the difference of two means of logs: Student's t on the pooled variance of the
-    launches, with the prior's launches added to both and, where the case ``moved``, the variance of two machines."""
-    from scipy.stats import t
-
-    before, now = [math.log(value) for value in before], [math.log(value) for value in now]
-    freedom = PRIOR_LAUNCHES + len(before) + len(now) - 2
-    squares = PRIOR_LAUNCHES * PRIOR_NOISE**2 + sum(statistics.pvariance(side) * len(side) for side in (before, now))
-    variance = squares / freedom * (1 / len(before) + 1 / len(now)) + moved * 2 * MACHINE_NOISE**2
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance)

@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-HOST_BOUND = 0.9
-"""Share of a step from which on the host that issues it is said to set the pace."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
-    accept: the command that makes what was measured the baseline. by_hand: the command that runs the case
-    without pytest. same_as: the test of the same case whose measurement this is.
+    accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
+    by_hand: the command that runs the case without pytest. same_as: the test of the same case whose measurement this
+    is.
     """
 
     label: str
@@ -33,6 +30,7 @@ class Row:
     baseline: Record | None = None
     baseline_path: Path | None = None
     accept: str = ""
+    stale: str = ""
     by_hand: str = ""
     detail: str = ""
     same_as: str = ""
@@ -50,12 +48,6 @@ def table(rows: Sequence[Row]) -> pd.DataFrame:
     text = text[[name for name in text if (text[name] != "").any()]]
     # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
     return text.drop(columns="process MiB") if "peak MiB" in text and "process MiB" in text else text
-
-
-def host_bound(record: Record) -> bool:
-    """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself."""
-    host, step = record.values("host_ms"), record.values("step_ms")
-    return bool(host and step) and median(host) >= HOST_BOUND * median(step)
 
 
 def mib(size_bytes: float) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
-from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.metrics import METRICS, host_bound
 from pytest_trainbench.record import Record
-from pytest_trainbench.report.rows import Row, host_bound, mib, table
+from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
 
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
         if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails":
             labels.setdefault((row.verdict.outcome, row.verdict.reason), []).append(row.label)
     said = [f"{row.label} is the same case as {row.same_as}: measured once" for row in rows if row.same_as]
+    stale: dict[str, list[str]] = {}
+    for row in rows:
+        if row.stale:
+            stale.setdefault(row.stale, []).append(row.label)
+    said += [
+        f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()
+    ]
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
         said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
     return said + [
@@ -125,7 +132,7 @@ def _spell(change: Change) -> str:
     before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
     if unit == "B":
         before, now, unit = mib(change.before), mib(change.now), "MiB"
-    return f"{metric.title}: {before} → {now} {unit}, {movement(change)}: {change.outcome}"
+    return f"{metric.title}: {before} → {now} {unit}, {movement(change, full=True)}: {change.outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
