@@ -36,7 +36,7 @@ FRESH_LEAST = 2
 """Launches beyond the first ones without which there is no regression, where there may be any. What slows the first few
 may be over a minute later; and of 3 launches all are outliers once in 5,000 times where one in 17 is."""
 
-EARLY = 0.25
+EARLY = 0.1
 """Share of a metric's error that all looks before the last have together."""
 
 POWER = 0.9
@@ -183,7 +183,7 @@ def judge(
         if name not in chances:
             return _compare(name, before, now)
         machine = HOST_NOISE if bound and name == "step_ms" else MACHINE_NOISE
-        return _weigh(
+        return weigh(
             name,
             compare(
                 before,
@@ -264,7 +264,7 @@ def _varies(name: str, before: Sequence[float]) -> bool:
     return False
 
 
-def _weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Change:
+def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Change:
     """A change held against the noise of its launches. All is compared as logarithms, "worse" being above 0."""
     metric = METRICS[name]
     match metric.gate:

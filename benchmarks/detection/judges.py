@@ -1,0 +1,142 @@
+"""Judges: what each tool would have said of a night. Each is a function from nights to calls.
+
+Others' rules are re-stated from their documentation and sources, as named; where a rule leaves a choice it is made in
+the tool's favour. Every one gets the launches that the tool itself would have started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.detection.nights import FIRST, Nights
+from pytest_trainbench.noise import DEFAULT, Prior, compare, learned
+from pytest_trainbench.verdict import Change, Policy, weigh
+
+METRIC_ERROR = 1 / 30 / 200
+"""One false alarm a month of 30 nights with 200 metrics: 1.7e-4 a metric and night."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """For each night: was it red, how many launches did it take; for ours, the last look at it."""
+
+    red: NDArray[np.bool_]
+    spent: NDArray[np.int_]
+    changes: tuple[Change, ...] = ()
+
+
+Judge = Callable[[Nights], Calls]
+
+
+def ours(nights: Nights, *, error: float = METRIC_ERROR) -> Calls:
+    """The plugin's own code, launch by launch as the runner goes: noise is learned from the baselines of the same
+    suite, and a row in doubt gets fresh launches."""
+    policy = Policy(error=error, first=FIRST, last=nights.now.shape[1])
+    red, spent, changes = [], [], []
+    for start in range(0, len(nights.before), nights.block):
+        suite = slice(start, start + nights.block)
+        before, group = nights.before[suite], nights.group[suite]
+        everything = learned(before.tolist()) or DEFAULT
+        priors = {one: learned(before[group == one].tolist()) or everything for one in set(group.tolist())}
+        for stored, fresh, one in zip(before.tolist(), nights.now[suite].tolist(), group.tolist(), strict=True):
+            change, launches = _night(stored, fresh, priors[one], policy)
+            red.append(change.outcome == "regression")
+            spent.append(launches)
+            changes.append(change)
+    return Calls(red=np.array(red), spent=np.array(spent), changes=tuple(changes))
+
+
+def _night(stored: list[float], fresh: list[float], prior: Prior, policy: Policy) -> tuple[Change, int]:
+    launches = policy.first
+    while True:
+        found = compare(stored, fresh[:launches], prior=prior)
+        change = weigh("step_ms", found, error=policy.error, policy=policy)
+        if change.outcome == "regression" or not change.doubtful:
+            return change, launches
+        launches += 1
+
+
+def _calls(red: NDArray[np.bool_], launches: int) -> Calls:
+    return Calls(red=red, spent=np.full(len(red), launches))
+
+
+def fixed_gate(nights: Nights) -> Calls:
+    """A gate of 5 % on the median of three launches against the stored median, as Megatron-LM's functional tests and
+    many CI scripts have it."""
+    return _calls(np.median(nights.now[:, :3], axis=1) > 1.05 * np.median(nights.before, axis=1), 3)
+
+
+def pytest_benchmark_mean(nights: Nights) -> Calls:
+    """``--benchmark-compare-fail=mean:5%``: the mean of the rounds of one process against that of one stored process
+    (pytest-benchmark's ``--help``, "Fail test if performance regresses according to given EXPR")."""
+    before, now = (nights.steps(side, 1).mean(axis=(1, 2)) for side in ("before", "now"))
+    return _calls(now > 1.05 * before, 1)
+
+
+def pytest_benchmark_min(nights: Nights) -> Calls:
+    """``--benchmark-compare-fail=min:5%``: the same with the fastest round, the first example of its ``--help``."""
+    before, now = (nights.steps(side, 1).min(axis=(1, 2)) for side in ("before", "now"))
+    return _calls(now > 1.05 * before, 1)
+
+
+def torchbench(nights: Nights) -> Calls:
+    """TorchBench's nightly detector: the figure of one process that moved by 7 % (pytorch/benchmark,
+    ``userbenchmark/torch-nightly/regression_detector.py``, ``DEFAULT_REGRESSION_DELTA_THRESHOLD = 0.07``)."""
+    return _calls(nights.now[:, 0] > 1.07 * nights.before[:, 0], 1)
+
+
+def asv(nights: Nights) -> Calls:
+    """``asv continuous`` with its defaults: two processes a side (``processes = 2``), their samples together; red where
+    the medians differ by the factor 1.1 and Mann-Whitney's U has p < 0.002 (asv, ``commands/compare.py`` and
+    ``statistics.py``, ``is_different``). Each sample is a step."""
+    before, now = (nights.steps(side, 2).reshape(len(nights.now), -1) for side in ("before", "now"))
+    different = stats.mannwhitneyu(now, before, axis=1, method="asymptotic").pvalue < 0.002
+    return _calls(different & (np.median(now, axis=1) > 1.1 * np.median(before, axis=1)), 2)
+
+
+def criterion(nights: Nights) -> Calls:
+    """Criterion.rs's "performance has regressed": one process a side, p < 0.05 of a t-test of the means, and the 95 %
+    interval of the relative change above the noise threshold of 1 % (bheisler/criterion.rs, ``report.rs``,
+    ``compare_to_threshold``). Its bootstrap of 100,000 resamples is replaced by the normal interval that it tends
+    to."""
+    before, now = (nights.steps(side, 1)[:, 0] for side in ("before", "now"))
+    p = stats.ttest_ind(now, before, axis=1, equal_var=False).pvalue
+    change = now.mean(axis=1) / before.mean(axis=1) - 1
+    error = np.sqrt(now.var(axis=1, ddof=1) + before.var(axis=1, ddof=1)) / np.sqrt(now.shape[1]) / before.mean(axis=1)
+    return _calls((p < 0.05) & (change - stats.norm.ppf(0.975) * error > 0.01), 1)
+
+
+def bencher(nights: Nights) -> Calls:
+    """Bencher's t-test threshold with the upper boundary of its example, 0.99: one new figure against the mean of the
+    stored ones plus t(0.99, n − 1) of their standard deviations (bencher.dev, "Thresholds & Alerts")."""
+    stored = nights.before
+    limit = stats.t.ppf(0.99, stored.shape[1] - 1) * stored.std(axis=1, ddof=1)
+    return _calls(nights.now[:, 0] > stored.mean(axis=1) + limit, 1)
+
+
+JUDGES: dict[str, Judge] = {
+    "ours": ours,
+    "fixed 5 %": fixed_gate,
+    "pytest-benchmark mean:5%": pytest_benchmark_mean,
+    "pytest-benchmark min:5%": pytest_benchmark_min,
+    "TorchBench 7 %": torchbench,
+    "asv": asv,
+    "Criterion.rs": criterion,
+    "Bencher t, 0.99": bencher,
+}
+
+
+def limit(
+    sd: float, slower: float, *, stored: int, launches: int, error: float = METRIC_ERROR, floor: float = 0.01
+) -> float:
+    """Chance to find a slowdown that no judge with this error can do better than by much: it knows the noise, gets all
+    launches every night, and makes as much of them as the tails allow (Fisher's information of Student's t with 5
+    degrees of freedom: its variance is 0.8 of a mean's)."""
+    spread = sd * np.sqrt(0.8 * (1 / stored + 1 / launches))
+    reach = max(np.log1p(floor), stats.norm.ppf(1 - error) * spread)
+    return float(stats.norm.sf((reach - np.log1p(slower)) / spread))

@@ -1,0 +1,175 @@
+"""Nights to replay: stored launches of many rows, and the fresh launches that a judge may ask for.
+
+Everything here but :func:`real` is synthetic. The noise of one launch is drawn from Student's t with :data:`TAILS`
+degrees of freedom, scaled to the standard deviation that is asked for, and now and then a launch is an outlier. How
+noise differs between rows is fitted to the stored traces (:func:`fleet`); its tails cannot be, as five launches do not
+show them: they are an assumption, on the heavy side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.detection.traces import Trace
+from pytest_trainbench.noise import DEFAULT, learned
+
+Floats = NDArray[np.float64]
+
+TAILS = 5.0
+"""Degrees of freedom of one launch's noise."""
+
+OUTLIER = 0.14
+"""How much slower an outlier is: of 17 launches of BERT on H200s one took 14 % longer, with nothing changed."""
+
+STEPS, STEP_NOISE = 60, 0.003
+"""Steps of a launch, and their relative standard deviation: of what steady launches on H200s show (0.1 to 3 %)."""
+
+MORE = 7
+"""Fresh launches that are there beyond the first ones."""
+
+FIRST = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nights:
+    """One row a night: ``before`` (nights × stored launches), ``now`` (nights × launches that may be asked for), in ms.
+
+    group: rows of one group are similar, and a judge may learn from them. truth: how much slower the code is. block:
+    consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps within a launch.
+    """
+
+    before: Floats
+    now: Floats
+    group: NDArray[np.int_]
+    truth: float = 0.0
+    block: int = 100
+    step_noise: float = STEP_NOISE
+    step_outliers: float = 0.0
+
+    def steps(self, side: str, launches: int) -> Floats:
+        """nights × launches × :data:`STEPS` step times (ms) of the first launches of a side, ``before`` or ``now``."""
+        middles: Floats = getattr(self, side)[:, :launches]
+        draw = np.random.default_rng([launches, side == "now"])
+        noise = draw.standard_normal((*middles.shape, STEPS)) * self.step_noise
+        if self.step_outliers:
+            noise += (draw.random(noise.shape) < self.step_outliers) * np.log(1.5)
+        return np.asarray(middles[..., None] * np.exp(noise))
+
+
+Noise = Callable[[np.random.Generator, tuple[int, int]], Floats]
+"""Logarithms of launches around 0, nights × launches."""
+
+
+def tailed(sd: float | Floats, *, outliers: float = 0.0, tails: float = TAILS) -> Noise:
+    """Synthetic. ``sd``: one, or one a night. ``outliers``: chance that a launch is :data:`OUTLIER` slower."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+        spread = np.broadcast_to(np.reshape(sd, (-1, 1)), (shape[0], 1)) * np.sqrt((tails - 2) / tails)
+        noise = rng.standard_t(tails, shape) * spread
+        return np.asarray(noise + (rng.random(shape) < outliers) * np.log1p(OUTLIER))
+
+    return draw
+
+
+def bimodal(sd: float, *, by: float, chance: float) -> Noise:
+    """Synthetic: a host with two moods, in one of which a launch is ``by`` slower."""
+    core = tailed(sd)
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+        return np.asarray(core(rng, shape) + (rng.random(shape) < chance) * np.log1p(by))
+
+    return draw
+
+
+def slowest_of(ranks: int, sd: float, *, slow: float) -> tuple[Noise, Noise]:
+    """Synthetic: a step waits for the slowest of its ranks. Before all are alike, now one is ``slow`` slower."""
+    core = tailed(sd)
+
+    def draw(by: float) -> Noise:
+        def one(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+            each = np.stack([core(rng, shape) for _ in range(ranks)])
+            each[0] += np.log1p(by)
+            return np.asarray(each.max(axis=0))
+
+        return one
+
+    return draw(0.0), draw(slow)
+
+
+def nights(
+    count: int,
+    noise: Noise,
+    *,
+    slower: float = 0.0,
+    stored: int = 5,
+    seed: int = 1,
+    now: Noise | None = None,
+    step_outliers: float = 0.0,
+) -> Nights:
+    """Synthetic nights of rows whose noise is alike, each with a baseline of its own."""
+    rng = np.random.default_rng(seed)
+    found = Nights(
+        before=100 * np.exp(noise(rng, (count, stored))),
+        now=100 * (1 + slower) * np.exp((now or noise)(rng, (count, FIRST + MORE))),
+        group=np.zeros(count, dtype=int),
+        truth=slower,
+        step_outliers=step_outliers,
+    )
+    if not step_outliers:
+        return found
+    # The figure of a launch is the median of its steps.
+    return dataclasses.replace(
+        found,
+        before=np.median(found.steps("before", stored), axis=2),
+        now=np.median(found.steps("now", FIRST + MORE), axis=2),
+    )
+
+
+def fleet(
+    count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, outliers: float = 0.02, seed: int = 1
+) -> Nights:
+    """Synthetic suites of 100 rows. The noise of a row is drawn from the law that was fitted to the real traces, of
+    host-bound rows (as many as among them) and of others apart; one launch in fifty is an outlier."""
+    rng = np.random.default_rng(seed)
+    real = [trace for trace in traces if trace.metric == "step_ms"]
+    group = (rng.random(count) < np.mean([trace.host_bound for trace in real])).astype(int)
+    sd = np.empty(count)
+    for bound in (0, 1):
+        law = learned([trace.values for trace in real if trace.host_bound == bool(bound)]) or DEFAULT
+        # Scaled inverse χ², as the law has it; no row is noisier than 10 %.
+        drawn = law.noise * np.sqrt(law.worth / rng.chisquare(law.worth, count))
+        sd = np.where(group == bound, np.minimum(drawn, 0.1), sd)
+    noise = tailed(sd, outliers=outliers)
+    return Nights(
+        before=100 * np.exp(noise(rng, (count, stored))),
+        now=100 * (1 + slower) * np.exp(noise(rng, (count, FIRST + MORE))),
+        group=group,
+        truth=slower,
+    )
+
+
+def real(count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, seed: int = 1) -> Nights:
+    """Real launches, none twice in a night: the launches of one case, each as a fraction of the median of its record,
+    are dealt out anew every night into a baseline and what is left. There are few cases, so nights are much alike."""
+    rng = np.random.default_rng(seed)
+    decks: dict[str, list[float]] = {}
+    bound = {trace.case: int(trace.host_bound) for trace in traces}
+    for trace in traces:
+        if trace.metric == "step_ms":
+            decks.setdefault(trace.case, []).extend(value / float(np.median(trace.values)) for value in trace.values)
+    cases = sorted(case for case, deck in decks.items() if len(deck) >= stored + FIRST)
+    launches = min(FIRST + MORE + stored, *(len(decks[case]) for case in cases))
+    chosen = [cases[number % len(cases)] for number in range(count)]
+    dealt = np.stack([rng.permutation(decks[case])[:launches] for case in chosen])
+    return Nights(
+        before=100 * dealt[:, :stored],
+        now=100 * (1 + slower) * dealt[:, stored:],
+        group=np.array([bound[case] for case in chosen]),
+        truth=slower,
+        block=len(cases),
+    )

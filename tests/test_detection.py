@@ -1,0 +1,126 @@
+"""The replay of nights through judges: that traces are real, that rules are what they say, and that goals are met."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import failed, launch, record
+
+from benchmarks.detection import traces
+from benchmarks.detection.judges import JUDGES, METRIC_ERROR, limit, ours
+from benchmarks.detection.nights import FIRST, MORE, Floats, fleet, nights, real, tailed
+
+ROOT = Path(__file__).parent.parent
+
+STORED = traces.read()
+
+
+def test_the_stored_traces_are_of_a_hundred_launches_on_three_machines() -> None:
+    steps = [trace for trace in STORED if trace.metric == "step_ms"]
+    assert sum(len(trace.values) for trace in steps) >= 100
+    assert len({trace.machine for trace in steps}) >= 3
+    assert {trace.host_bound for trace in steps} == {False, True}
+    assert all(value > 0 for trace in STORED for value in trace.values)
+
+
+def test_records_become_a_trace_and_come_back(tmp_path: Path) -> None:
+    one = record(*(launch(ms, compute_ms=ms / 2, host_ms=ms) for ms in (100.0, 101.0, 99.0)), label="mine")
+    single = record(launch(), label="single")
+    with (tmp_path / "some.csv").open("w", encoding="utf-8") as file:
+        traces.write([one, single], file)
+    assert traces.read(tmp_path) == [
+        traces.Trace(machine="0123abcd", case="mine", host_bound=True, metric=metric, values=values)
+        for metric, values in [("step_ms", (100.0, 101.0, 99.0)), ("compute_ms", (50.0, 50.5, 49.5))]
+    ], "one launch has nothing to be compared with"
+
+
+def test_a_record_that_failed_leaves_no_trace() -> None:
+    file = io.StringIO()
+    traces.write([record(launch(), failed("crash"))], file)
+    assert file.getvalue().splitlines() == [",".join(traces.COLUMNS)]
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_every_judge_finds_a_step_that_takes_half_as_long_again_and_passes_the_same_again(name: str) -> None:
+    judge = JUDGES[name]
+    assert judge(nights(200, tailed(0.002), slower=0.5)).red.all()
+    assert judge(nights(200, tailed(0.0005))).red.mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "just_under", "just_over"),
+    [
+        ("fixed 5 %", 0.045, 0.055),
+        ("pytest-benchmark mean:5%", 0.045, 0.055),
+        ("pytest-benchmark min:5%", 0.045, 0.055),
+        ("TorchBench 7 %", 0.065, 0.075),
+        ("asv", 0.095, 0.105),
+    ],
+)
+def test_a_gate_is_where_it_says(name: str, just_under: float, just_over: float) -> None:
+    found = [JUDGES[name](nights(200, tailed(0.0001), slower=slower)).red.mean() for slower in (just_under, just_over)]
+    assert found == [0.0, 1.0]
+
+
+def test_ours_never_calls_what_is_under_the_floor_and_takes_ten_launches_at_most() -> None:
+    calls = ours(nights(500, tailed(0.003), slower=0.005))
+    assert calls.red.mean() <= 0.01
+    assert calls.spent.min() >= FIRST and calls.spent.max() <= FIRST + MORE
+    assert ours(nights(500, tailed(0.003), slower=0.04)).spent.min() >= FIRST + 2, "none is red by its first launches"
+
+
+def test_real_nights_use_no_launch_twice() -> None:
+    dealt = real(50, STORED)
+    rows = np.concatenate([dealt.before, dealt.now], axis=1)
+    assert rows.shape == (50, 10)
+    assert all(len(set(row)) >= 9 for row in rows.round(6).tolist()), "but for launches that took equally long"
+
+
+def test_suites_are_as_noisy_as_the_real_rows() -> None:
+    def spread(values: Floats) -> float:
+        return float(np.median(np.log(values).std(axis=1, ddof=1)))
+
+    made = fleet(4000, STORED, outliers=0.0)
+    true = np.array([trace.values for trace in STORED if trace.metric == "step_ms"])
+    assert spread(made.before) == pytest.approx(spread(true), rel=0.5)
+
+
+# The goals, on fewer nights than docs/detection.md, and as far as these many can show
+
+
+def test_suites_without_a_change_are_hardly_ever_red() -> None:
+    red = int(ours(fleet(6000, STORED, seed=11)).red.sum())
+    assert red <= 4, "of 6,000 nights one is allowed; five have a chance of 1 in 270"
+
+
+@pytest.mark.parametrize(
+    ("sd", "slower", "found"), [(0.01, 0.05, 0.99), (0.01, 0.03, 0.90), (0.005, 0.02, 0.95), (0.025, 0.10, 0.98)]
+)
+def test_what_is_promised_is_found_with_five_stored_launches(sd: float, slower: float, found: float) -> None:
+    rows = 1500
+    share = ours(nights(rows, tailed(sd), slower=slower, seed=12)).red.mean()
+    assert share >= found - 2 * np.sqrt(found * (1 - found) / rows)
+    assert share <= limit(sd, slower, stored=5, launches=FIRST + MORE) + 0.01
+
+
+def test_a_quiet_night_costs_little() -> None:
+    assert ours(nights(3000, tailed(0.005))).spent.mean() <= 1.05 * FIRST
+    assert ours(nights(3000, tailed(0.01))).spent.mean() <= 1.25 * FIRST
+
+
+def test_the_error_is_that_of_one_false_alarm_a_month_of_200_metrics() -> None:
+    assert pytest.approx(METRIC_ERROR * 200 * 30) == 1
+
+
+def test_the_page_is_printed() -> None:
+    command = [sys.executable, "-m", "benchmarks.detection", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    stored = (ROOT / "docs" / "detection.md").read_text(encoding="utf-8")
+    headings = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    assert headings == [line for line in stored.splitlines() if line.startswith("#")]
+    assert "| FAIL |" in stored, "what is out of reach is shown, not left out"
