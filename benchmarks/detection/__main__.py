@@ -88,8 +88,8 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     calm = {name: ours(each) for name, each in quiet.items()}
     yield "## Nothing changed: nights that were red"
     yield (
-        "A host with two moods is the limit: where one launch in five is slow, a third of the baselines of five launches"
-        " never saw it, and nothing in the launches tells a new mood from new code."
+        "A host with two moods is the limit: where one launch in five is slow, a third of the baselines of five"
+        " launches never saw it, and nothing in the launches tells a new mood from new code."
     )
     yield _table(quiet, calm)
 
