@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,14 @@ from samples import failed, launch, record
 
 from benchmarks.detection import traces
 from benchmarks.detection.judges import JUDGES, METRIC_ERROR, limit, ours
-from benchmarks.detection.nights import FIRST, MORE, Floats, fleet, nights, real, tailed
+from benchmarks.detection.nights import FIRST, MORE, fleet, nights, real, tailed
 
 ROOT = Path(__file__).parent.parent
 
 STORED = traces.read()
 
 
-def test_the_stored_traces_are_of_a_hundred_launches_on_three_machines() -> None:
+def test_the_stored_traces_are_of_many_launches_on_several_machines() -> None:
     steps = [trace for trace in STORED if trace.metric == "step_ms"]
     assert sum(len(trace.values) for trace in steps) >= 100
     assert len({trace.machine for trace in steps}) >= 3
@@ -82,12 +83,12 @@ def test_real_nights_use_no_launch_twice() -> None:
 
 
 def test_suites_are_as_noisy_as_the_real_rows() -> None:
-    def spread(values: Floats) -> float:
-        return float(np.median(np.log(values).std(axis=1, ddof=1)))
+    def spread(rows: Iterable[Sequence[float]]) -> float:
+        return float(np.median([np.log(row).std(ddof=1) for row in rows]))
 
     made = fleet(4000, STORED, outliers=0.0)
-    true = np.array([trace.values for trace in STORED if trace.metric == "step_ms"])
-    assert spread(made.before) == pytest.approx(spread(true), rel=0.5)
+    true = [trace.values for trace in STORED if trace.metric == "step_ms"]
+    assert spread(made.before.tolist()) == pytest.approx(spread(true), rel=0.5)
 
 
 # The goals, on fewer nights than docs/detection.md, and as far as these many can show

@@ -96,7 +96,7 @@ def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> 
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
-        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥3.8%  ok
+        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥3.7%  ok
         """)
 
 

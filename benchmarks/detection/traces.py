@@ -2,8 +2,9 @@
 
     python -m benchmarks.detection.traces baselines/h200-sxm-141gb results/night-1 > traces/h200-sxm-141gb.csv
 
-writes the trace of every record in those folders (baselines, or what ``--results`` wrote). Only launches of one record
-belong together: between records the code or the machine may differ.
+writes the trace of every record in those folders (baselines, or what ``--results`` wrote with ``--confirm 0``: rows
+that were given more launches because they looked slow are no fair sample). Only launches of one record belong together:
+between records the code or the machine may differ.
 """
 
 from __future__ import annotations
