@@ -80,6 +80,9 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "suites of 100 rows": fleet(many(120_000), traces),
         "real launches, dealt out anew": real(many(20_000), traces),
         **{f"noise {sd:.1%}": nights(many(20_000), tailed(sd)) for sd in NOISE},
+        "noise 0.2%, and 1% in one row of ten": nights(
+            many(20_000), tailed(np.where(np.arange(many(20_000)) % 10, 0.002, 0.01))
+        ),
         "noise 0.3%, 1 launch in 17 is 14% slow": nights(many(20_000), tailed(0.003, outliers=1 / 17)),
         "noise 0.5%, 10% of steps take half as long again": nights(many(2_000), tailed(0.005), step_outliers=0.1),
         "host with two moods, 5% apart, 1 launch in 2": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.5)),
