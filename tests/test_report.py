@@ -132,6 +132,15 @@ def test_outcomes_are_counted_in_the_order_from_good_to_bad() -> None:
     assert terminal.counts([]) == ""
 
 
+def test_stale_baselines_are_said_together() -> None:
+    old = [dataclasses.replace(OK, label=label, stale="it is more than 90 days old") for label in ("a", "b")]
+    beaten = dataclasses.replace(OK, label="c", stale="it is beaten")
+    assert terminal.notes([*old, beaten]) == [
+        "stale baseline: a, b: it is more than 90 days old; --save-baseline makes a new one",
+        "stale baseline: c: it is beaten; --save-baseline makes a new one",
+    ]
+
+
 # One red test
 
 
