@@ -69,10 +69,11 @@ def test_every_metric_says_its_unit_in_its_name() -> None:
         "B": "_bytes",
         "FLOP": "flops_per_step",
         "TFLOPS": "tflops_per_device",
+        "J": "_j_per_sample",
     }
-    ratios = ("mfu", "loss_deviation", "kernels")
+    without = ("mfu", "loss_deviation", "kernels", "devices")
     for name, metric in METRICS.items():
-        assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else ratios))
+        assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else without))
 
 
 def test_a_file_and_a_folder_at_any_depth_are_loaded(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -259,6 +260,15 @@ def test_a_launch_that_dies_in_a_row_in_doubt_is_told_as_it_is(tmp_path: Path, m
     machine.ended = FAILURES["crash"]
     found = nightly(tmp_path, machine, 110.0, 110.0, 110.0)
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("crash", "because", 4)
+
+
+def test_a_row_in_doubt_that_the_run_has_no_time_for_is_noisy_and_not_ok(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each launch takes 30 of the 100 s: a fourth one could not end."""
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(machine.jobs)))
+    found = nightly(tmp_path, machine, *[110.0] * 10, run_timeout="100")
+    assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("noisy", runner.UNSETTLED, 3)
 
 
 def test_what_is_stored_gets_the_launches_that_were_asked_for_however_slow_it_is(
