@@ -25,8 +25,11 @@ GRIDS = ("headline", "full", "published")
 """headline: the part of a published grid where its best figures are found. full: all of it. published: all of it, run
 and counted as it was published."""
 
-REPORTERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""What transformers' ``Trainer`` can report to -> the module that it needs for it."""
+CHECKED = ("mesh", "precision")
+"""Parameters that a fixture looks at first: it skips what the device has not."""
+
+REPORTERS = ("tensorboard", "wandb", "mlflow", "trackio")
+"""What transformers' ``Trainer`` can report to: packages that are called as it calls them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     report_to = config.getoption("--report-to")
-    if report_to in REPORTERS and find_spec(REPORTERS[report_to]) is None:
+    if report_to in REPORTERS and find_spec(report_to) is None:
         raise pytest.UsageError(f"--report-to {report_to}: {report_to} is not installed; pip install {report_to}")
     config.addinivalue_line(
         "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
@@ -69,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             values = choices[_profile(metafunc.config)]
             if isinstance(values, Mapping):
                 values = values[metafunc.config.getoption("--grid")]
-            indirect = [name for name in names.split(",") if name == "mesh"]
+            indirect = [name for name in names.split(",") if name in CHECKED]
             metafunc.parametrize(names, values, ids=str, indirect=indirect)
 
 
@@ -109,6 +112,15 @@ def grid(request: pytest.FixtureRequest) -> str:
 def amp(hardware: Hardware) -> str:
     """16-bit format of mixed precision: bf16 where the device has it, else fp16."""
     return hardware.amp
+
+
+@pytest.fixture
+def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
+    """A number format of matrix products; skips where the device has not got it."""
+    name: str = request.param
+    if not hardware.has(name):
+        pytest.skip(f"{hardware.device_name} has no {name} products")
+    return name
 
 
 @pytest.fixture

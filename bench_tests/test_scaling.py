@@ -15,6 +15,7 @@ import pytest
 
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape
+from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.measure import Plan
 
 STRATEGY = "zero1"
@@ -57,9 +58,11 @@ WORK = {
     mesh={"smoke": ["dp1", "dp2"], "seed": ["dp1", "dp2", "dp4", "dp8"]},
 )
 def test_scaling(
-    bench: Callable[..., object], mesh: MeshShape, plan: Plan | None, scaling: str, model: str
+    bench: Callable[..., object], mesh: MeshShape, plan: Plan | None, hardware: Hardware, scaling: str, model: str
 ) -> None:
     """A step of many micro-batches trains as one unsharded process does on the same global batch."""
+    if not hardware.has("bf16"):
+        pytest.skip(f"{hardware.device_name} has no bf16 products")
     work = WORK[model]
     on_each = work.micro_batches if scaling == "weak" else work.micro_batches // mesh.dp
     bench(

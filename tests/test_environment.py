@@ -251,12 +251,12 @@ def test_differences_show_the_most_telling_first():
 
 def test_mismatches_leave_out_the_link_of_a_single_rank():
     new = replace(OLD, must_match={**OLD.must_match, "link": "none", "power_cap_w": 500})
-    assert mismatches(OLD, new, world_size=1) == [("power_cap_w", 700, 500)]
-    assert mismatches(OLD, new, world_size=2) == [
+    assert mismatches(OLD, new, devices=1) == [("power_cap_w", 700, 500)]
+    assert mismatches(OLD, new, devices=2) == [
         ("link", "NVLink ×18 all to all", "none"),
         ("power_cap_w", 700, 500),
     ]
-    assert mismatches(OLD, OLD, world_size=4) == []
+    assert mismatches(OLD, OLD, devices=4) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ Nothing is imported until :meth:`Graph.compile`, so that collecting the suite ne
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +23,7 @@ class Graph:
     that is called with ``options`` and gives back a backend.
 
     ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
+    ``writes_cpp`` is whether it compiles what it writes for a CPU.
     ``in_torchs_memory`` is whether torch's figures of allocated memory see all of what it uses.
     """
 
@@ -28,10 +31,13 @@ class Graph:
     backend: str
     options: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, tuple[str, ...]] | None = None
+    writes_cpp: bool = False
     in_torchs_memory: bool = True
 
     def missing(self, device_kind: str) -> str | None:
         """Why it cannot run on devices of this kind here; ``None`` where it can."""
+        if self.writes_cpp and device_kind == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+            return f"{self.title} needs a C++ compiler on a CPU: install g++"
         if self.packages is None:
             return None
         if device_kind not in self.packages:
@@ -59,7 +65,7 @@ ONNX_RUNTIME_PACKAGES = {
 }
 
 GRAPHS = {
-    "inductor": Graph(title="torch.compile (Inductor)", backend="inductor"),
+    "inductor": Graph(title="torch.compile (Inductor)", backend="inductor", writes_cpp=True),
     "ort-disable": Graph(
         title="ONNX Runtime, graph as exported",
         backend=ONNX_RUNTIME,

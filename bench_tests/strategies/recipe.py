@@ -17,15 +17,12 @@ PRECISIONS = {
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "fp8": torch.bfloat16,
 }
-"""Number format of the matrix products -> type of the tensors that go into them. For fp8 that is so of all but the
-linear layers of the blocks, which round them further: see :mod:`bench_tests.float8`."""
+"""Number format of the matrix products -> type of the tensors that go into them."""
 
-LOSS_SCALE_POWER = 12
-"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow
-on a rank of its own and not in the unsharded model, whose loss is divided among micro-batches. The step is skipped, as
-it should be, and the losses can no longer be compared."""
+FORMATS = {**PRECISIONS, "fp8": torch.bfloat16}
+"""The same for training under a strategy, where fp8 is that of the blocks' linear layers, which round further what they
+are given (see :mod:`bench_tests.float8`); all else is bf16."""
 
 LOSS_SCALE_POWER = 12
 """fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow
@@ -38,20 +35,20 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train, whatever the strategy. ``precision`` is a key of :data:`PRECISIONS`."""
+    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`."""
 
     precision: str
     learning_rate: float
     device: torch.device
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision {self.precision!r} is unknown; known: {', '.join(PRECISIONS)}")
+        if self.precision not in FORMATS:
+            raise ValueError(f"precision {self.precision!r} is unknown; known: {', '.join(FORMATS)}")
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the tensors that go into matrix products."""
-        return PRECISIONS[self.precision]
+        return FORMATS[self.precision]
 
     @property
     def mixed(self) -> bool:

@@ -148,12 +148,12 @@ def capture(
     )
 
 
-def mismatches(old: Environment, new: Environment, *, world_size: int) -> list[Difference]:
-    """Why records of a case of ``world_size`` ranks do not compare; empty where they do.
+def mismatches(old: Environment, new: Environment, *, devices: int) -> list[Difference]:
+    """Why records of a case that keeps so many ``devices`` busy do not compare; empty where they do.
 
-    One rank uses no link, so that what joins the devices does not matter to it.
+    A single one uses no link, so that what joins it to others does not matter.
     """
-    names = [name for name in ("device", "link", "power_cap_w") if name != "link" or world_size > 1]
+    names = [name for name in ("device", "link", "power_cap_w") if name != "link" or devices > 1]
     return _changed(old.must_match, new.must_match, names)
 
 

@@ -64,8 +64,8 @@ class Launch:
 
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
     steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
-    losses are the mean over
-    data-parallel ranks, from the first step on, up to the first that is not finite: every number here is.
+    losses are the mean over data-parallel ranks, from the first step on, up to the first that is not finite: every
+    number here is.
     ``reason`` says why ``outcome`` is not ``ok``.
     """
 

@@ -147,10 +147,12 @@ class Runner:
 
     def _verdict(self, record: Record, stored: Record | None) -> Verdict:
         then = self.environment if stored is None else Environment.from_json(stored.environment)
+        # One rank may keep several devices busy (nn.DataParallel).
+        devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
         return judge(
             record,
             stored,
-            must_match=mismatches(then, self.environment, world_size=record.case.mesh.world_size),
+            must_match=mismatches(then, self.environment, devices=devices),
             suspects=differences(then, self.environment),
             policy=self.policy,
             priors=self.priors,
