@@ -18,7 +18,7 @@ from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import host_bound
 from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.report.rows import mib
+from pytest_trainbench.report.rows import devices, mib
 from pytest_trainbench.report.terminal import derived
 
 ROOT = Path(__file__).parent.parent
@@ -30,10 +30,10 @@ NOT_STORED = "not stored yet, or skipped for want of a device or package"
 
 def page(family: str, records: Sequence[Record], rows: Iterable[str]) -> str:
     """The page of ``records``; ``rows`` are the names of all rows that the suite has for this hardware."""
-    devices = sorted({str(record.environment["must_match"]["device"]) for record in records})
+    names = sorted({str(record.environment["must_match"]["device"]) for record in records})
     parts = [
         f"# Results: {family.upper()}",
-        f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(devices)}"
+        f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(names)}"
         " under `baselines/`. Figures are medians over launches; published figures are of other machines, shown beside"
         " ours and never used to judge.",
         _environment(records),
@@ -66,13 +66,12 @@ def _rows(records: Sequence[Record]) -> pd.DataFrame:
 
 def _row(record: Record) -> dict[str, str]:
     if record.outcome != "ok":
-        devices = str(record.case.mesh.world_size)
-        return {"case": record.label, "devices": devices, "samples/s": record.outcome.upper()}
+        return {"case": record.label, "devices": str(devices(record)), "samples/s": record.outcome.upper()}
     step_ms, compute_ms, mfu = (record.values(name) for name in ("step_ms", "compute_ms", "mfu"))
     apart = statistics.stdev(step_ms) / statistics.mean(step_ms) if len(step_ms) > 1 else None
     return {
         "case": record.label,
-        "devices": str(record.case.mesh.world_size),
+        "devices": str(devices(record)),
         "samples/s": f"{statistics.median(record.values('samples_per_s')):,.1f}",
         "step ms": f"{statistics.median(step_ms):,.2f}",
         "compute ms": f"{statistics.median(compute_ms):,.2f}" if compute_ms else "",
@@ -88,7 +87,7 @@ def _row(record: Record) -> dict[str, str]:
 
 def _missing(records: Sequence[Record], rows: Iterable[str]) -> str:
     """The suite's rows without a stored result, and why."""
-    here = max(record.case.mesh.world_size for record in records)
+    here = max(map(devices, records))
     stored = {record.label for record in records}
     absent = [row for row in rows if row not in stored]
     if not absent:

@@ -39,6 +39,11 @@ def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
     ]  # fmt: skip
 
 
+def test_a_device_is_any_that_a_rank_drives() -> None:
+    four = record(launch(samples_per_s=200.0, devices=4.0), of=case(mesh="dp1", precision="fp32", batch=8))
+    assert [line["a device"] for line in lines(of(100.0), four)] == ["−50.0%"]
+
+
 def test_a_change_that_several_pairs_show_is_their_median() -> None:
     pairs = [(100.0, 150.0), (100.0, 160.0), (100.0, 290.0)]
     records = [

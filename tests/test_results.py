@@ -34,6 +34,14 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
     )
 
 
+def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
+    four = launch(samples_per_s=40.0, devices=4, peak_allocated_bytes=700 * MIB)
+    one = record(four, of=case(builder="suite:other_step", mesh="dp1", model="x"), label="other[dp4]")
+    text = page("h200", [one], ["other[dp8]"])
+    assert "| other[dp4] |         4 |" in text
+    assert "No result is of more than 4 devices." in text
+
+
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
     assert page("h200", [one], [one.label]).endswith("Every row of the suite has a result.\n")

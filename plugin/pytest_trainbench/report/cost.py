@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_trainbench.hardware import Price
 from pytest_trainbench.record import Record
-from pytest_trainbench.report.rows import mib
+from pytest_trainbench.report.rows import devices, mib
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +121,7 @@ def _cost(record: Record) -> Cost:
     return Cost(
         label=record.label,
         work=(record.case.builder.rpartition(":")[2], record.case.params.get("model"), tokens),
-        devices=round(figure("devices") or record.case.mesh.world_size),
+        devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
         energy_j_per_sample=figure("energy_j_per_sample"),

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench.record import Record
-from pytest_trainbench.report.rows import signed
+from pytest_trainbench.report.rows import devices, signed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,4 +93,4 @@ def _figure(record: Record, *metrics: str) -> float | None:
 
 def _samples_per_s_per_device(record: Record) -> float | None:
     rate = _figure(record, "samples_per_s")
-    return None if rate is None else rate / (_figure(record, "devices") or record.case.mesh.world_size)
+    return None if rate is None else rate / devices(record)

@@ -54,6 +54,13 @@ def mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f}"
 
 
+def devices(record: Record) -> int:
+    """That a case keeps busy: as measured, since one rank may drive several (``nn.DataParallel``); where no launch got
+    that far, those of its mesh."""
+    measured = record.values("devices")
+    return round(median(measured)) if measured else record.case.mesh.world_size
+
+
 def signed(fraction: float) -> str:
     """``+1.2%``, ``−1.2%`` with a minus as wide as the plus, or ``0.0%`` without a sign."""
     text = f"{fraction:+.1%}".replace("-", "−")
