@@ -39,6 +39,24 @@ def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
     ]  # fmt: skip
 
 
+def test_a_parameter_that_one_case_lacks_is_a_change_like_any_other() -> None:
+    """Whichever was measured first, the case without it is the one to beat; one of ``None`` is without it too."""
+    assert [(line["change"], line["samples/s"]) for line in lines(
+        of(150.0, graph="inductor"), of(100.0, graph=None), of(120.0, graph="ort-all"),
+        of(40.0, batch=8), of(60.0, batch=8, steps=4), of(80.0, batch=8, steps=16),
+    )] == [
+        ("batch 4 → 8", "−60.0%"),
+        ("graph none → inductor", "+50.0%"),
+        ("graph none → ort-all", "+20.0%"),
+        ("steps none → 4", "+50.0%"),
+        ("steps 4 → 16", "+33.3%"),
+    ]  # fmt: skip
+
+
+def test_two_cases_that_differ_in_saying_none_only_show_no_change() -> None:
+    assert lines(of(100.0), of(110.0, graph=None)) == []
+
+
 def test_a_device_is_any_that_a_rank_drives() -> None:
     four = record(launch(samples_per_s=200.0, devices=4.0), of=case(mesh="dp1", precision="fp32", batch=8))
     assert [line["a device"] for line in lines(of(100.0), four)] == ["−50.0%"]

@@ -31,8 +31,9 @@ class Change:
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """One line a change, everything as text; without a line where no two cases differ in one thing only.
 
-    Numbers are held against the next smaller one, other values against the one that was measured first. Figures are
-    medians over all pairs of cases that show the change; *faster* is of samples/s.
+    Numbers are held against the next smaller one; other values against the case without the parameter (*none*), or
+    where each has it, against the one that was measured first. Figures are medians over all pairs of cases that show
+    the change.
     """
     import pandas as pd
 
@@ -58,24 +59,33 @@ def _pairs(records: Sequence[Record]) -> dict[Change, list[tuple[Record, Record]
     for name in dict.fromkeys(name for _, description in described for name in description):
         alike: dict[str, list[tuple[Any, Record]]] = defaultdict(list)
         for record, description in described:
-            if name in description:
-                rest = {key: value for key, value in description.items() if key != name}
-                alike[repr((record.case.builder, sorted(rest.items())))].append((description[name], record))
+            rest = {key: value for key, value in description.items() if key != name}
+            alike[repr((record.case.builder, sorted(rest.items())))].append((description.get(name), record))
         for group in alike.values():
             for (before, one), (after, other) in _neighbours(group):
-                found[Change(name=name, before=str(before), after=str(after))].append((one, other))
+                if before != after:
+                    found[Change(name=name, before=_spell(before), after=_spell(after))].append((one, other))
     return found
 
 
 def _description(record: Record) -> Mapping[str, Any]:
-    return {**record.case.params, MESH: str(record.case.mesh)}
+    """Parameters and mesh. One that is ``None`` says as much as one that is not there."""
+    params = {name: value for name, value in record.case.params.items() if value is not None}
+    return {**params, MESH: str(record.case.mesh)}
 
 
 def _neighbours(group: list[tuple[Any, Record]]) -> list[tuple[tuple[Any, Record], tuple[Any, Record]]]:
-    values = [value for value, _ in group]
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        return list(pairwise(sorted(group, key=lambda pair: pair[0])))
-    return [(group[0], other) for other in group[1:]]
+    without = [pair for pair in group if pair[0] is None]
+    having = [pair for pair in group if pair[0] is not None]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value, _ in having):
+        having.sort(key=lambda pair: pair[0])
+        return list(pairwise([*without, *having]))
+    first, *others = [*without, *having]
+    return [(first, other) for other in others]
+
+
+def _spell(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 def _median_change(
