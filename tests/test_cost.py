@@ -71,6 +71,15 @@ def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
     assert "best" not in lines(other_model)[0]
 
 
+def test_without_a_model_nothing_says_that_two_cases_do_the_same_work() -> None:
+    """A forward pass of one layer is no better choice than forward and backward of another."""
+    passes = [
+        record(launch(samples_per_s=rate), of=case(builder="suite:layer_pass", layer=layer, direction=direction))
+        for layer, direction, rate in (("bert", "fwd", 900.0), ("t5", "fwd_bwd", 100.0))
+    ]
+    assert ["best" in line for line in lines(*passes)] == [False, False]
+
+
 def test_a_case_that_failed_costs_nothing() -> None:
     assert cost.costs([record(failed("oom")), record(launch())]) == []
 

@@ -24,11 +24,12 @@ class Cost:
     """Of one case, from the medians over its launches. ``None`` stands for what was not measured.
 
     devices: that it keeps busy, all of which are paid for. memory_bytes: of the device (on a CPU, of the process) that
-    needs most. work: cases with equal ones train the same model on samples of the same length.
+    needs most. work: cases with equal ones train the same model on samples of the same length; ``None`` where nothing
+    says what the case trains.
     """
 
     label: str
-    work: tuple[object, ...]
+    work: tuple[object, ...] | None
     devices: int
     samples_per_s: float
     tokens_per_s: float | None
@@ -64,6 +65,7 @@ def costs(records: Sequence[Record]) -> list[Cost]:
     """Of each record that went well, in their order.
 
     Two cases do the same work if they have the same builder, the same parameter ``model``, and as many tokens a sample.
+    One without a ``model``, as a layer or a product is, does that of no other.
     """
     return [_cost(record) for record in records if record.outcome == "ok" and record.values("samples_per_s")]
 
@@ -117,10 +119,11 @@ def _cost(record: Record) -> Cost:
 
     samples_per_s, tokens_per_s = figure("samples_per_s"), figure("tokens_per_s")
     assert samples_per_s is not None
+    model = record.case.params.get("model")
     tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
     return Cost(
         label=record.label,
-        work=(record.case.builder.rpartition(":")[2], record.case.params.get("model"), tokens),
+        work=None if model is None else (record.case.builder.rpartition(":")[2], model, tokens),
         devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
@@ -149,7 +152,8 @@ def _best(found: Sequence[Cost]) -> list[list[str]]:
     titles: list[list[str]] = [[] for _ in found]
     groups = defaultdict(list)
     for index, one in enumerate(found):
-        groups[one.work].append(index)
+        if one.work is not None:
+            groups[one.work].append(index)
     for group in groups.values():
         for name, amount_of in AMOUNTS.items():
             amounts = {index: amount for index in group if (amount := amount_of(found[index])) is not None}
