@@ -79,6 +79,14 @@ def test_published_figures_stand_beside_the_published_configuration_only() -> No
     assert [row["published samples/s"] for row in rows] == ["", ""]
 
 
+def test_formats_that_the_published_comparison_does_not_know_have_no_part() -> None:
+    """A compiled row of mixed precision in bf16 or fp8 is neither its "AMP" nor its "single"."""
+    others = [record(900.0, graph=graph, precision=name) for name in ("bf16", "fp8") for graph in (None, "inductor")]
+    assert graph_optimisation(others) is None
+    known = [record(900.0, graph="inductor", precision=name) for name in ("fp32", "tf32", "fp16")]
+    assert [row["precision"] for row in cells(*others, *known)] == ["single (fp32)", "single (tf32)", "AMP (fp16)"]
+
+
 def test_without_a_graph_there_is_no_table() -> None:
     failed = samples.record(samples.failed("oom"), of=record(1.0, graph="ort-all").case)
     gpt = record(100.0, graph="inductor", model="gpt-1.3b")
