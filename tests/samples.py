@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_trainbench.case import Case
@@ -14,6 +15,11 @@ MIB = 2**20
 
 def case(*, mesh: str = "dp2", builder: str = "suite.sharding:train_step", **params: Any) -> Case:
     return Case(builder=builder, mesh=MeshShape.parse(mesh), params=params or {"strategy": "zero2"})
+
+
+def capped(one: Record, memory_cap_gb: float = 24.0) -> Record:
+    """The same on a device made smaller."""
+    return replace(one, case=replace(one.case, memory_cap_gb=memory_cap_gb))
 
 
 def trace(rank: int = 0, **replaced: Any) -> Trace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from samples import failed, record
+from samples import capped, failed, record
 
 from bench_tests.layers import DIRECTIONS, LAYERS
 from bench_tests.layers.published import DEVICES, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
@@ -111,6 +111,12 @@ def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
     table = layers([record(failed("oom"), of=case, hardware=H200), layer(432, batch=64)])
     assert table is not None
     assert table["batch × sequence × hidden"].tolist() == ["64 × 512 × 1024"]
+
+
+@pytest.mark.parametrize("table", [layers, products])
+def test_a_device_made_smaller_has_no_part(table: Any) -> None:
+    product = measured("matrix_product", 2000, precision="bf16", size=8192)
+    assert table([capped(layer(900)), capped(product)]) is None
 
 
 def test_products_are_held_against_peak_and_bandwidth() -> None:

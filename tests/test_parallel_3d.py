@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import failed, record
+from samples import capped, failed, record
 
 from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
@@ -182,6 +182,7 @@ def test_table_holds_the_medians_beside_the_published_figures() -> None:
         [
             record(*launches, of=case("dp2-pp2", engine="deepspeed", schedule="1f1b")),
             record(failed("oom"), of=case("dp4", engine="torch")),
+            capped(record(*launches, of=case("tp4", engine="torch"))),
             record(),
         ]
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from samples import MIB, case, failed, launch, record
+from samples import MIB, capped, case, failed, launch, record
 
 from bench_tests.tables.sharding import sharding
-from pytest_trainbench.case import Case
 from pytest_trainbench.record import Record
 
 
@@ -16,8 +15,7 @@ def stored(strategy: str, *, model: str = "gpt-1.3b", fits: bool = True) -> Reco
 
 
 def test_rows_stand_beside_the_published_ones_in_the_order_of_the_registry() -> None:
-    capped = Case(**{**vars(stored("zero3").case), "memory_cap_gb": 24.0})
-    others = [stored("zero1", model="gpt-tiny"), record(of=capped), record(of=case(strategy="zero1"))]
+    others = [stored("zero1", model="gpt-tiny"), capped(stored("zero3")), record(of=case(strategy="zero1"))]
     table = sharding([stored("fsdp2"), stored("ddp"), stored("ddp-fp32", fits=False), *others])
     assert table is not None
     assert table.drop(columns="what it is").to_numpy().tolist() == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from samples import case, failed, launch, record
+from samples import capped, case, failed, launch, record
 
 from bench_tests.tables.trainer import beside_published
 from pytest_trainbench.record import Record
@@ -71,6 +71,6 @@ def test_a_training_that_reports_is_a_row_of_its_own() -> None:
     assert [(row["by"], row["train"]) for row in both] == [("alone", "100.0"), ("DDP, reports to wandb", "90.0")]
 
 
-def test_other_suites_and_failed_rows_fill_no_table() -> None:
+def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
     broken = record(failed("oom"), of=of("trainer_train", 1.0).case)
-    assert beside_published([record(), broken]) is None
+    assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None

@@ -101,7 +101,7 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
 
 def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
     """The best of each hardware and combination of the named parameters, in :data:`ORDER`. Records that did not end
-    well have no figure and no part in it."""
+    well, or on a device made smaller, have no part in it."""
 
     def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
         hardware, *values = key
@@ -110,7 +110,8 @@ def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[An
 
     groups: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
     for record in records:
-        if record.case.builder.endswith(f":{builder}") and record.outcome == "ok":
+        capped = record.case.memory_cap_gb is not None
+        if record.case.builder.endswith(f":{builder}") and record.outcome == "ok" and not capped:
             key = (record.hardware, *(record.case.params[name] for name in names))
             groups[key].append(Best(median(record.values("tflops_per_device")), record))
     return {key: max(groups[key], key=lambda one: one.tflops) for key in sorted(groups, key=rank)}

@@ -38,7 +38,9 @@ def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
     done = [
         record
         for record in records
-        if record.case.builder.rpartition(":")[2] == "parallel_step" and record.case.params["engine"] in ENGINES
+        if record.case.builder.rpartition(":")[2] == "parallel_step"
+        and record.case.memory_cap_gb is None
+        and record.case.params["engine"] in ENGINES
     ]
     lines = [_line(record) for record in sorted(done, key=_order)]
     return pd.DataFrame(lines) if lines else None

@@ -73,6 +73,8 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     builder, params = record.case.builder.rpartition(":")[2], record.case.params
     if builder not in ("trainer_train", "trainer_eval", "trainer_run") or record.outcome != "ok":
         return
+    if record.case.memory_cap_gb is not None:
+        return
     setup = Setup(**{name: params[name] for name in ("model", "sequence", "precision", "batch")})
     rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}))
     devices = params.get("devices", 1)
