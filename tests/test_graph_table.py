@@ -65,7 +65,7 @@ def test_a_gain_is_over_the_same_work_only() -> None:
         record(300.0, mesh="dp1"),
         record(200.0, micro_batch=4),
     ]
-    assert [row["gain"] for row in cells(*others, record(1000.0, graph="inductor"))] == [""]
+    assert ["gain" in row for row in cells(*others, record(1000.0, graph="inductor"))] == [False]
     both = cells(*others, record(1000.0, graph="inductor"), record(1100.0, graph="inductor", precision="fp16"))
     assert [row["gain"] for row in both] == ["", "", "+120.0%"]
 
@@ -76,7 +76,7 @@ def test_torch_knows_all_the_memory_of_its_own_compiler() -> None:
 
 def test_published_figures_stand_beside_the_published_configuration_only() -> None:
     rows = cells(record(100.0, graph="ort-all", mesh="dp1"), record(90.0, graph="ort-all", model="bert-tiny"))
-    assert [row["published samples/s"] for row in rows] == ["", ""]
+    assert ["published samples/s" in row for row in rows] == [False, False]
 
 
 def test_formats_that_the_published_comparison_does_not_know_have_no_part() -> None:

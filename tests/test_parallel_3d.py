@@ -195,12 +195,12 @@ def test_table_holds_the_medians_beside_the_published_figures() -> None:
             "PP": "1",
             "DP": "4",
             "micro-batches": "1",
-            "samples/s": "oom",
-            "peak MiB": "oom",
+            "samples/s": "OOM",
+            "peak MiB": "",
             "ideal bubble": "",
             "idle or waiting": "",
             "published samples/s": "9.63 ± 0.29",
-            "published MB": "25,061",
+            "published MiB": "25,061",
         },
         {
             "engine": "DeepSpeed PipelineModule",
@@ -214,7 +214,7 @@ def test_table_holds_the_medians_beside_the_published_figures() -> None:
             "ideal bubble": "33%",
             "idle or waiting": "40%",
             "published samples/s": "8.46 ± 0.17",
-            "published MB": "12,375",
+            "published MiB": "12,375",
         },
     ]
 

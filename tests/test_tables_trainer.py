@@ -35,17 +35,17 @@ def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_an
         of("trainer_train", 50.0, devices=4),
     ) == [
         {
-            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": 8, "GPUs": 1, "by": "alone",
+            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "1", "by": "alone",
             "train": "125.0", "eval": "500.0", "run, from rates": "111.1", "run, logged": "100.0",
             "V100 run": "23.4", "V100 eval": "90.5", "A100 run": "35.6", "A100 eval": "146.5",
         },
         {
-            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": 8, "GPUs": 4, "by": "DDP",
+            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "4", "by": "DDP",
             "train": "400.0 (80%)", "eval": "", "run, from rates": "", "run, logged": "",
             "V100 run": "19.9 (21%)", "V100 eval": "52.7 (15%)", "A100 run": "16.0 (11%)", "A100 eval": "35.8 (6%)",
         },
         {
-            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": 8, "GPUs": 4, "by": "DataParallel",
+            "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "4", "by": "DataParallel",
             "train": "50.0 (10%)", "eval": "", "run, from rates": "", "run, logged": "",
             "V100 run": "19.9 (21%)", "V100 eval": "52.7 (15%)", "A100 run": "16.0 (11%)", "A100 eval": "35.8 (6%)",
         },
@@ -56,11 +56,11 @@ def test_another_model_or_format_than_the_published_one_stands_alone() -> None:
     tiny = {"model": "deberta-tiny", "precision": "tf32", "batch": 2}
     assert rows(of("trainer_eval", 10.0, precision="bf16"), of("trainer_train", 10.0, **tiny)) == [
         {
-            "model": "deberta-tiny", "precision": "tf32", "batch a GPU": 2, "GPUs": 1, "by": "alone",
+            "model": "deberta-tiny", "precision": "tf32", "batch a GPU": "2", "GPUs": "1", "by": "alone",
             "train": "10.0", "eval": "",
         },
         {
-            "model": "deberta-v3-base", "precision": "bf16", "batch a GPU": 8, "GPUs": 1, "by": "alone",
+            "model": "deberta-v3-base", "precision": "bf16", "batch a GPU": "8", "GPUs": "1", "by": "alone",
             "train": "", "eval": "10.0",
         },
     ]  # fmt: skip

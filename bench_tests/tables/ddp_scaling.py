@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
+from bench_tests.tables.cells import percent, samples_per_s, shown, text, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,15 +53,13 @@ class Series:
 def series(records: Sequence[Record]) -> list[Series]:
     """One for each model, batch, precision and whatever else a case says, in the order of first appearance."""
     found: dict[str, dict[str, dict[int, float]]] = {}
-    for record in records:
+    for record in trained(records, strategies=DATA_PARALLEL):
         case = record.case
         # A device count says all of a mesh here, and every other parameter but the strategy must be alike.
-        if case.params.get("strategy") not in DATA_PARALLEL or record.outcome != "ok":
-            continue
         alike = {name: value for name, value in case.params.items() if name != "strategy"}
-        key = json.dumps([record.hardware, case.builder, case.version, case.memory_cap_gb, alike], sort_keys=True)
+        key = json.dumps([record.hardware, case.builder, case.version, alike], sort_keys=True)
         rates = found.setdefault(key, {}).setdefault(case.params["strategy"], {})
-        rates[case.mesh.world_size] = median(record.values("samples_per_s"))
+        rates[case.mesh.world_size] = samples_per_s(record)
     return [_series(key, rates) for key, rates in found.items()]
 
 
@@ -70,7 +68,7 @@ def _series(key: str, rates: Mapping[str, Mapping[int, float]]) -> Series:
     return Series(model=params["model"], micro_batch=params["micro_batch"], samples_per_s=rates)
 
 
-def scaling(records: Sequence[Record]) -> pd.DataFrame:
+def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured,
     which are named; over nodes, against one of :data:`NODE` devices."""
     lines = []
@@ -83,17 +81,17 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame:
                     "batch a device": f"{one.micro_batch:,}",
                     "devices": str(devices),
                     "samples/s": f"{rate:,.1f}",
-                    "ddp_acc": _text(linearity, "{:.1%}"),
+                    "ddp_acc": percent(linearity, digits=1),
                     "against": "" if linearity is None else f"{one.base} device{'s' * (one.base != 1)}",
-                    f"ddp_acc over nodes of {NODE}": _text(
-                        None if devices % NODE else one.ddp_acc(devices, base=NODE), "{:.1%}"
+                    f"ddp_acc over nodes of {NODE}": percent(
+                        None if devices % NODE else one.ddp_acc(devices, base=NODE), digits=1
                     ),
                 }
             )
-    return _filled(lines)
+    return shown(lines)
 
 
-def acceleration(records: Sequence[Record]) -> pd.DataFrame:
+def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
     """``acc_ratio`` of every accelerator: one line a model, batch and number of devices that any was measured on."""
     lines = []
     for one in series(records):
@@ -102,8 +100,8 @@ def acceleration(records: Sequence[Record]) -> pd.DataFrame:
             ratios = {name: one.acc_ratio(name, devices) for name in ACCELERATORS}
             if any(ratio is not None for ratio in ratios.values()):
                 head = {"model": one.model, "batch a device": f"{one.micro_batch:,}", "devices": str(devices)}
-                lines.append({**head, **{name: _text(ratio, "{:.2f}×") for name, ratio in ratios.items()}})
-    return _filled(lines)
+                lines.append({**head, **{name: text(ratio, "{:.2f}×".format) for name, ratio in ratios.items()}})
+    return shown(lines)
 
 
 def points(records: Sequence[Record]) -> pd.DataFrame:
@@ -121,15 +119,3 @@ def points(records: Sequence[Record]) -> pd.DataFrame:
                 if right is not None and up is not None:
                     dots.append((one.model, one.micro_batch, strategy, devices, right, up))
     return pd.DataFrame(dots, columns=columns)
-
-
-def _filled(lines: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Without the columns that say nothing."""
-    import pandas as pd
-
-    table = pd.DataFrame(lines)
-    return table[[name for name in table if (table[name] != "").any()]]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench_tests.graphs import GRAPHS
+from bench_tests.tables.cells import middle, peak_mib, samples_per_s, shown, text, trained
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
 
@@ -35,25 +35,15 @@ def graph_optimisation(records: Sequence[Record]) -> pd.DataFrame | None:
     allocated at most; where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a
     CPU, it is that of the process.
     """
-    import pandas as pd
-
-    known = [record for record in records if _belongs(record)]
-    eager = {_work(record): _samples_per_s(record) for record in known if "graph" not in record.case.params}
+    known = [record for record in trained(records, strategies=STRATEGIES) if _belongs(record)]
+    eager = {_work(record): samples_per_s(record) for record in known if "graph" not in record.case.params}
     compared = {_work(record) for record in known if "graph" in record.case.params}
-    cells = [_cells(record, eager.get(_work(record))) for record in known if _work(record) in compared]
-    return pd.DataFrame(cells) if cells else None
+    return shown(_cells(record, eager.get(_work(record))) for record in known if _work(record) in compared)
 
 
 def _belongs(record: Record) -> bool:
     params = record.case.params
-    return (
-        record.outcome == "ok"
-        and record.case.memory_cap_gb is None
-        and record.case.builder == "bench_tests.training:train_step"
-        and str(params["model"]).startswith("bert-")
-        and params["strategy"] in STRATEGIES
-        and params["precision"] in PRECISIONS
-    )
+    return str(params.get("model")).startswith("bert-") and params.get("precision") in PRECISIONS
 
 
 def _work(record: Record) -> tuple[object, ...]:
@@ -65,10 +55,11 @@ def _work(record: Record) -> tuple[object, ...]:
 
 def _cells(record: Record, eager: float | None) -> dict[str, str]:
     params: Mapping[str, Any] = record.case.params
-    graph, mesh, rate = params.get("graph"), str(record.case.mesh), _samples_per_s(record)
+    graph, mesh, rate = params.get("graph"), str(record.case.mesh), samples_per_s(record)
     precision = PRECISIONS[params["precision"]]
     as_published = params["model"] == "bert-base" and mesh == "dp4" and params["micro_batch"] == 16
-    samples_per_s, peak_mib, gain = PUBLISHED.get((graph, precision), ("", "", "")) if as_published else ("", "", "")
+    published = PUBLISHED.get((graph, precision)) if as_published else None
+    published_samples_per_s, published_mib, published_gain = published or ("", "", "")
     return {
         "model": params["model"],
         "graph": "eager" if graph is None else GRAPHS[graph].title,
@@ -78,20 +69,14 @@ def _cells(record: Record, eager: float | None) -> dict[str, str]:
         "samples/s": f"{rate:,.2f}",
         "peak MiB": _memory(record),
         "gain": "" if eager is None or graph is None else f"{rate / eager - 1:+.1%}",
-        "published samples/s": samples_per_s,
-        "published MiB": peak_mib,
-        "published gain": gain,
+        "published samples/s": published_samples_per_s,
+        "published MiB": published_mib,
+        "published gain": published_gain,
     }
 
 
 def _memory(record: Record) -> str:
-    allocated = record.values("peak_allocated_bytes")
     graph = record.case.params.get("graph")
-    if allocated and (graph is None or GRAPHS[graph].in_torchs_memory):
-        return mib(median(allocated))
-    process = record.values("process_bytes")
-    return f"{mib(median(process))} (process)" if process else ""
-
-
-def _samples_per_s(record: Record) -> float:
-    return median(record.values("samples_per_s"))
+    if record.values("peak_allocated_bytes") and (graph is None or GRAPHS[graph].in_torchs_memory):
+        return peak_mib(record)
+    return text(middle(record, "process_bytes"), lambda size_bytes: f"{mib(size_bytes)} (process)")

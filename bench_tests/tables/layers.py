@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.layers import COUNTINGS, DIRECTIONS, LAYERS, MODES
 from bench_tests.layers.published import DEVICES, HIDDEN, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
+from bench_tests.tables.cells import built_by, percent, shown, text, went_well
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import tflops
 from pytest_trainbench.step import DTYPES
 
 if TYPE_CHECKING:
@@ -47,14 +49,14 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
     """
     products = _best(records, "matrix_product", "precision")
     best = _best(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
-    return _table(
+    return shown(
         {
             "layer": LAYERS[layer].title,
             "pass": direction if counting == "exact" else f"{direction} (counted as published)",
             "mode": mode,
             "format": precision,
             "batch × sequence × hidden": f"{one.params['batch']} × {one.params['sequence']} × {hidden}",
-            "TFLOPS": _tflops(one.tflops),
+            "TFLOPS": tflops(one.tflops),
             "of peak": _part(one.tflops, _peak(hardware, precision)),
             "of product": _part(one.tflops, _tflops_of(products.get((hardware, precision)))),
             **_published(LAYER_TFLOPS[layer, direction] if hidden == HIDDEN else None),
@@ -71,13 +73,13 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
     """
     matrices = _best(records, "matrix_product", "precision")
     vectors = _best(records, "vector_product", "precision")
-    return _table(
+    return shown(
         [
             {
                 "product": "matrix",
                 "format": precision,
                 "size": f"{one.params['size']:,} × {one.params['size']:,}",
-                "TFLOPS": _tflops(one.tflops),
+                "TFLOPS": tflops(one.tflops),
                 "GB/s": "",
                 "of peak": _part(one.tflops, _peak(hardware, precision)),
                 **_published(None if hardware.startswith("cpu-") else MATRIX_PRODUCT_TFLOPS.get(precision)),
@@ -89,7 +91,7 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
                 "product": "vector",
                 "format": precision,
                 "size": f"{one.params['size']:,}",
-                "TFLOPS": _tflops(one.tflops),
+                "TFLOPS": tflops(one.tflops),
                 "GB/s": f"{_gb_per_s(one.record):,.0f}",
                 "of peak": _part(_gb_per_s(one.record), _bandwidth_gb_per_s(hardware)),
                 **_published(None if hardware.startswith("cpu-") else VECTOR_PRODUCT_TFLOPS),
@@ -109,20 +111,10 @@ def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[An
         return hardware, *(ORDER[name].index(value) if name in ORDER else value for name, value in pairs)
 
     groups: dict[tuple[Any, ...], list[Best]] = defaultdict(list)
-    for record in records:
-        capped = record.case.memory_cap_gb is not None
-        if record.case.builder.endswith(f":{builder}") and record.outcome == "ok" and not capped:
-            key = (record.hardware, *(record.case.params[name] for name in names))
-            groups[key].append(Best(median(record.values("tflops_per_device")), record))
+    for record in went_well(built_by(records, builder)):
+        key = (record.hardware, *(record.case.params[name] for name in names))
+        groups[key].append(Best(median(record.values("tflops_per_device")), record))
     return {key: max(groups[key], key=lambda one: one.tflops) for key in sorted(groups, key=rank)}
-
-
-def _table(lines: Iterable[dict[str, str]]) -> pd.DataFrame | None:
-    """Without the columns that no line has anything in."""
-    import pandas as pd
-
-    table = pd.DataFrame(lines)
-    return None if table.empty else table.loc[:, (table != "").any()]
 
 
 def _gb_per_s(record: Record) -> float:
@@ -142,13 +134,9 @@ def _tflops_of(best: Best | None) -> float | None:
 
 
 def _published(figures: Sequence[float | None] | None) -> dict[str, str]:
-    texts = ["" if figure is None else f"{figure:g}" for figure in figures or [None] * len(DEVICES)]
+    texts = [text(figure, "{:g}".format) for figure in figures or [None] * len(DEVICES)]
     return dict(zip((f"published {device}" for device in DEVICES), texts, strict=True))
 
 
 def _part(value: float, whole: float | None) -> str:
-    return "" if whole is None else f"{value / whole:.0%}"
-
-
-def _tflops(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return percent(None if whole is None else value / whole)

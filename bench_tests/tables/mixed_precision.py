@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench_tests.tables.trained import efficiency, middle, samples_per_s, shown, trained
+from bench_tests.tables.cells import efficiency, middle, peak_mib, percent, rate, samples_per_s, shown, trained
 from pytest_trainbench.record import Record
-from pytest_trainbench.report.rows import mib
 from pytest_trainbench.step import DTYPES
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
     groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
     for record in trained(records, strategies=("ddp", "ddp-fp32")):
         params = record.case.params
-        if params["model"] in MODELS and params.get("graph") in MODES:
+        if params.get("model") in MODELS and params.get("graph") in MODES:
             work = record.hardware, MODELS.index(params["model"]), params["sequence"], params["micro_batch"]
             groups[work][params["precision"], params.get("graph"), record.case.mesh.world_size] = record
     return shown(line for _, group in sorted(groups.items()) for line in _lines(group))
@@ -55,7 +54,6 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
     for precision, graph, devices in sorted(group, key=order):
         record = group[precision, graph, devices]
         fewest = min(count for *same, count in group if same == [precision, graph])
-        peak, mfu = middle(record, "peak_allocated_bytes"), middle(record, "mfu")
         params = record.case.params
         work = params["model"], params["sequence"], params["micro_batch"], precision, devices
         published = PUBLISHED.get(work, ("", "")) if graph is None else ("", "")
@@ -65,9 +63,9 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
                 "devices": str(devices),
                 "format": precision,
                 "mode": MODES[graph],
-                "samples/s": f"{samples_per_s(record):,.1f}",
-                "peak MiB": "" if peak is None else mib(peak),
-                "MFU": "" if mfu is None else f"{mfu:.1%}",
+                "samples/s": rate(record),
+                "peak MiB": peak_mib(record),
+                "MFU": percent(middle(record, "mfu"), digits=1),
                 "× fp32": times(record, "fp32", graph, devices),
                 "× tf32": times(record, "tf32", graph, devices),
                 "× eager": times(record, precision, None, devices),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES, SCHEDULES
+from bench_tests.tables.cells import built_by, middle, peak_mib, percent, rate, shown
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PUBLISHED = {
     (2, 2): ("7.37 ± 0.11", "6,211"),
     (4, 4): ("6.24 ± 0.08", "5,673"),
 }
-"""(TP, PP) -> samples/s and MB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4 GPUs of the
+"""(TP, PP) -> samples/s and MiB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4 GPUs of the
 V100-32GB class. Shown, never used to judge. The last row would need 16 devices, and has the memory of 4 × 1."""
 
 PUBLISHED_MODEL = "gpt-1.3b"
@@ -33,17 +33,8 @@ def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
     *ideal bubble* is :func:`ideal_bubble`. *idle or waiting* is the part of the step in which even the device that
     computes most does not compute: bubbles, exposed communication and waiting for the host; missing on a CPU.
     """
-    import pandas as pd
-
-    done = [
-        record
-        for record in records
-        if record.case.builder.rpartition(":")[2] == "parallel_step"
-        and record.case.memory_cap_gb is None
-        and record.case.params["engine"] in ENGINES
-    ]
-    lines = [_line(record) for record in sorted(done, key=_order)]
-    return pd.DataFrame(lines) if lines else None
+    done = [record for record in built_by(records, "parallel_step") if record.case.params["engine"] in ENGINES]
+    return shown(map(_line, sorted(done, key=_order)))
 
 
 def ideal_bubble(schedule: str | None, *, ranks: int, micro_batches: int) -> float | None:
@@ -78,13 +69,11 @@ def _line(record: Record) -> dict[str, str]:
     mesh, params = record.case.mesh, record.case.params
     schedule = params.get("schedule")
     micro_batches = params["global_batch"] // (params["micro_batch"] * mesh.dp)
-    samples_per_s, peak_bytes = _middle(record, "samples_per_s"), _middle(record, "peak_allocated_bytes")
-    step_ms, compute_ms = _middle(record, "step_ms"), _middle(record, "compute_ms")
+    step_ms, compute_ms = middle(record, "step_ms"), middle(record, "compute_ms")
     bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
     idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
     published = PUBLISHED.get((mesh.tp, mesh.pp)) if params["model"] == PUBLISHED_MODEL else None
-    published_samples, published_mb = published or ("", "")
-    failed = "" if record.outcome == "ok" else record.outcome
+    published_samples_per_s, published_mib = published or ("", "")
     return {
         "engine": ENGINES[params["engine"]].title,
         "schedule": SCHEDULES[schedule].title if schedule else "",
@@ -92,19 +81,10 @@ def _line(record: Record) -> dict[str, str]:
         "PP": str(mesh.pp),
         "DP": str(mesh.dp),
         "micro-batches": str(micro_batches),
-        "samples/s": failed or _text(samples_per_s, "{:,.1f}"),
-        "peak MiB": failed or _text(None if peak_bytes is None else peak_bytes / 2**20, "{:,.0f}"),
-        "ideal bubble": _text(bubble if mesh.pp > 1 else None, "{:.0%}"),
-        "idle or waiting": _text(idle, "{:.0%}"),
-        "published samples/s": published_samples,
-        "published MB": published_mb,
+        "samples/s": rate(record),
+        "peak MiB": peak_mib(record),
+        "ideal bubble": percent(bubble if mesh.pp > 1 else None),
+        "idle or waiting": percent(idle),
+        "published samples/s": published_samples_per_s,
+        "published MiB": published_mib,
     }
-
-
-def _middle(record: Record, metric: str) -> float | None:
-    values = record.values(metric)
-    return median(values) if values else None
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
-from bench_tests.tables.trained import efficiency, middle, samples_per_s, shown, trained
+from bench_tests.tables.cells import efficiency, middle, samples_per_s, shown, trained
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
+from bench_tests.tables.cells import built_by, middle, peak_mib, percent, rate, shown
 from pytest_trainbench.record import Record
-from pytest_trainbench.report.rows import mib
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,33 +28,27 @@ four GPUs of the V100-32GB class."""
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a strategy of the published model; medians over launches."""
-    import pandas as pd
-
     found = {
         record.case.params["strategy"]: record
-        for record in records
-        if record.case.builder.endswith(":train_step")
-        and record.case.params.get("model") == MODEL
-        and record.case.memory_cap_gb is None
+        for record in built_by(records, "train_step")
+        if record.case.params.get("model") == MODEL
     }
     lines = []
     for name, row in STRATEGIES.items():
         if name not in found:
             continue
         record = found[name]
-        well = record.outcome == "ok"
-        samples_per_s, peak_mib = PUBLISHED.get(name, ("N/A", "N/A"))
-        peaks = record.values("peak_allocated_bytes")
+        published_samples_per_s, published_mib = PUBLISHED.get(name, ("N/A", "N/A"))
         lines.append(
             {
                 "strategy": name,
                 "what it is": row.title,
                 "devices": str(record.case.mesh.world_size),
-                "samples/s": f"{median(record.values('samples_per_s')):,.1f}" if well else record.outcome.upper(),
-                "peak MiB": mib(median(peaks)) if peaks else "",
-                "MFU": f"{median(record.values('mfu')):.1%}" if record.values("mfu") else "",
-                "published samples/s": samples_per_s,
-                "published MiB": peak_mib,
+                "samples/s": rate(record),
+                "peak MiB": peak_mib(record),
+                "MFU": percent(middle(record, "mfu"), digits=1),
+                "published samples/s": published_samples_per_s,
+                "published MiB": published_mib,
             }
         )
-    return pd.DataFrame(lines) if lines else None
+    return shown(lines)

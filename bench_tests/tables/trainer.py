@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bench_tests.tables.cells import built_by, samples_per_s, shown, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -53,28 +54,19 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
     *run, logged*, what ``Trainer`` logged of such a run. In brackets: the rate of a GPU as a fraction of that of one
     GPU alone, with the same batch and format.
     """
-    import pandas as pd
-
     found: dict[Setup, Rates] = {}
-    for record in records:
+    for record in went_well(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
         _add(record, found)
-    if not found:
-        return None
     rows = []
     for setup in sorted(found, key=lambda one: (one.model, one.sequence, PRECISIONS.index(one.precision), one.batch)):
         rates = found[setup]
         for use in sorted({*rates.train, *rates.evaluate, *rates.run}):
             rows.append(_row(setup, rates, use))
-    table = pd.DataFrame(rows).fillna("")
-    return table[[name for name in table if (table[name] != "").any()]]
+    return shown(rows)
 
 
 def _add(record: Record, found: dict[Setup, Rates]) -> None:
     builder, params = record.case.builder.rpartition(":")[2], record.case.params
-    if builder not in ("trainer_train", "trainer_eval", "trainer_run") or record.outcome != "ok":
-        return
-    if record.case.memory_cap_gb is not None:
-        return
     setup = Setup(**{name: params[name] for name in ("model", "sequence", "precision", "batch")})
     rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}))
     devices = params.get("devices", 1)
@@ -86,17 +78,17 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     else:
         rates.samples[builder] = params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
-        kind[use] = median(record.values("samples_per_s"))
+        kind[use] = samples_per_s(record)
 
 
-def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, Any]:
+def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
     gpus, parallel = use
     combined = {one: _run_rate(rates, one) for one in rates.train if one in rates.evaluate}
     cells = {
         "model": setup.model,
         "precision": setup.precision,
-        "batch a GPU": setup.batch,
-        "GPUs": gpus,
+        "batch a GPU": str(setup.batch),
+        "GPUs": str(gpus),
         "by": parallel if gpus > 1 else parallel.replace("DDP", "alone"),
         "train": _cell(rates.train, use),
         "eval": _cell(rates.evaluate, use),

@@ -54,6 +54,10 @@ def mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f}"
 
 
+def tflops(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def devices(record: Record) -> int:
     """That a case keeps busy: as measured, since one rank may drive several (``nn.DataParallel``); where no launch got
     that far, those of its mesh."""
@@ -81,14 +85,10 @@ def _line(row: Row) -> dict[str, str]:
         "host ms": figure("host_ms", "{:,.2f}".format),
         "peak MiB": figure("peak_allocated_bytes", mib),
         "process MiB": figure("process_bytes", mib),
-        "TFLOPS": figure("tflops_per_device", _tflops),
+        "TFLOPS": figure("tflops_per_device", tflops),
         "MFU": figure("mfu", "{:.1%}".format),
         "launches": str(len(row.record.launches)) if row.record else "",
         "change": signed(step.change) if step else "",
         "sees": f"≥{step.sees:.1%}" if step else "",
         "outcome": row.verdict.outcome,
     }
-
-
-def _tflops(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

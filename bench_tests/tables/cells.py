@@ -1,0 +1,79 @@
+"""What tables have in common: which records they take, and how a figure is spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pytest_trainbench.record import Record
+from pytest_trainbench.report.rows import mib
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def built_by(records: Iterable[Record], *builders: str) -> list[Record]:
+    """Records of these step builders, by the names of their functions, however they ended; without those of a device
+    made smaller, which are no match for anybody's figures."""
+    return [
+        record
+        for record in records
+        if record.case.builder.rpartition(":")[2] in builders and record.case.memory_cap_gb is None
+    ]
+
+
+def went_well(records: Iterable[Record]) -> list[Record]:
+    return [record for record in records if record.outcome == "ok"]
+
+
+def trained(records: Iterable[Record], *, strategies: Iterable[str]) -> list[Record]:
+    """Records of the suite's training step under one of the strategies that ended well."""
+    known, steps = set(strategies), built_by(records, "train_step")
+    return [record for record in went_well(steps) if record.case.params.get("strategy") in known]
+
+
+def middle(record: Record, metric: str) -> float | None:
+    """Median over the launches; ``None`` where no launch has the metric."""
+    values = record.values(metric)
+    return median(values) if values else None
+
+
+def samples_per_s(record: Record) -> float:
+    """Of a record that ended well."""
+    return median(record.values("samples_per_s"))
+
+
+def rate(record: Record) -> str:
+    """Samples/s, or in capitals how the record ended instead: ``OOM``."""
+    return f"{samples_per_s(record):,.1f}" if record.outcome == "ok" else record.outcome.upper()
+
+
+def peak_mib(record: Record) -> str:
+    return text(middle(record, "peak_allocated_bytes"), mib)
+
+
+def percent(fraction: float | None, *, digits: int = 0) -> str:
+    return text(fraction, f"{{:.{digits}%}}".format)
+
+
+def text(value: float | None, spell: Callable[[float], str]) -> str:
+    """Nothing where nothing was measured."""
+    return "" if value is None else spell(value)
+
+
+def efficiency(record: Record, base: Record) -> str:
+    """Samples/s of one device beside those of one device of ``base``, the record with the fewest devices; names it."""
+    if record is base:
+        return "base"
+    each, each_of_base = (samples_per_s(one) / one.case.mesh.world_size for one in (record, base))
+    return f"{each / each_of_base:.1%} of {base.case.mesh.world_size}"
+
+
+def shown(lines: Iterable[Mapping[str, str]]) -> pd.DataFrame | None:
+    """The lines as a table, without the columns that no line has anything in; ``None`` where there is no line. A cell
+    that a line does not have is empty."""
+    import pandas as pd
+
+    table = pd.DataFrame([dict(line) for line in lines]).fillna("")
+    return None if table.empty else table.loc[:, (table != "").any()]
