@@ -23,7 +23,10 @@ from pytest_trainbench.report.terminal import derived
 
 ROOT = Path(__file__).parent.parent
 
-VERSIONS = ("torch", "cuda", "nccl", "driver", "deepspeed", "fairscale", "transformers", "megatron-core", "torchao")
+VERSIONS = (
+    "torch", "cuda", "nccl", "driver", "deepspeed", "fairscale", "transformers", "accelerate", "megatron-core",
+    "torchao", "onnxruntime", "torchvision", "timm",
+)  # fmt: skip
 
 NOT_STORED = "not stored yet, or skipped for want of a device or package"
 

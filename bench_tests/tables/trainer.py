@@ -21,6 +21,9 @@ PUBLISHED_MODEL = "deberta-v3-base"
 PUBLISHED_AMP = {"fp32": "false", "tf32": "false", "fp16": "true"}
 """Our number format -> the column ``fp16`` of the published runs, which know no bf16."""
 
+PUBLISHED_USE = "published (DataParallel)"
+"""How the published runs used several GPUs, by all marks: see docs/trainer.md."""
+
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 EPOCHS = 2
 
@@ -51,8 +54,9 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
 
     *train* and *eval* are steady rates. The published training rates are those of a whole run of two epochs, in whose
     time ``Trainer`` counts the evaluations: beside them stand *run, from rates*, the same made of our two rates, and
-    *run, logged*, what ``Trainer`` logged of such a run. In brackets: the rate of a GPU as a fraction of that of one
-    GPU alone, with the same batch and format.
+    *run, logged*, what ``Trainer`` logged of such a run. On several GPUs the published runs are ``nn.DataParallel``'s,
+    beside whatever ours are. In brackets: the rate of a GPU as a fraction of that of one GPU alone, with the same batch
+    and format.
     """
     found: dict[Setup, Rates] = {}
     for record in went_well(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
@@ -104,7 +108,7 @@ def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
                     for row in _published()
                     if (row["device"], row["fp16"], int(row["per_device_batch"])) == (device, amp, setup.batch)
                 }
-                cells[f"{device} {title}"] = _cell(known, use)
+                cells[f"{device} {title}, {PUBLISHED_USE}"] = _cell(known, use)
     return cells
 
 
