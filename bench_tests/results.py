@@ -5,20 +5,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pandas as pd
+import pytest
 
 from bench_tests.tables import tables
-from pytest_trainbench.hardware import TABLE
+from bench_tests.tables.cells import middle, peak_mib, percent, rate, text
+from pytest_trainbench.case import Case
+from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
+from pytest_trainbench.hardware import rows as accelerators
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import host_bound
+from pytest_trainbench.plugin import SESSION, Session
 from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.report.rows import devices, mib
+from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
 
 ROOT = Path(__file__).parent.parent
@@ -30,9 +40,13 @@ VERSIONS = (
 
 NOT_STORED = "not stored yet, or skipped for want of a device or package"
 
+ENOUGH = 4096
+"""Devices of the machine that is made believe in: no mesh of the suite needs more."""
 
-def page(family: str, records: Sequence[Record], rows: Iterable[str]) -> str:
-    """The page of ``records``; ``rows`` are the names of all rows that the suite has for this hardware."""
+
+def page(family: str, records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+    """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`collected` gives
+    them."""
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
     parts = [
         f"# Results: {family.upper()}",
@@ -45,9 +59,10 @@ def page(family: str, records: Sequence[Record], rows: Iterable[str]) -> str:
         "*apart* is the standard deviation of step time between launches. *compute* is the time in which the device"
         " works on anything but communication. Where the host needs the whole step to issue it, *bound by* says so:"
         " such a step is as steady as its host.",
+        _shared(records, rows),
         _missing(records, rows),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _environment(records: Sequence[Record]) -> str:
@@ -69,30 +84,40 @@ def _rows(records: Sequence[Record]) -> pd.DataFrame:
 
 def _row(record: Record) -> dict[str, str]:
     if record.outcome != "ok":
-        return {"case": record.label, "devices": str(devices(record)), "samples/s": record.outcome.upper()}
-    step_ms, compute_ms, mfu = (record.values(name) for name in ("step_ms", "compute_ms", "mfu"))
+        return {"case": record.label, "devices": str(devices(record)), "samples/s": rate(record)}
+    step_ms = record.values("step_ms")
     apart = statistics.stdev(step_ms) / statistics.mean(step_ms) if len(step_ms) > 1 else None
     return {
         "case": record.label,
         "devices": str(devices(record)),
-        "samples/s": f"{statistics.median(record.values('samples_per_s')):,.1f}",
+        "samples/s": rate(record),
         "step ms": f"{statistics.median(step_ms):,.2f}",
-        "compute ms": f"{statistics.median(compute_ms):,.2f}" if compute_ms else "",
+        "compute ms": text(middle(record, "compute_ms"), "{:,.2f}".format),
         "bound by": "host" if host_bound(record) else "",
-        "peak MiB": mib(statistics.median(record.values("peak_allocated_bytes"))),
-        "MFU": f"{statistics.median(mfu):.1%}" if mfu else "",
+        "peak MiB": peak_mib(record),
+        "MFU": percent(middle(record, "mfu"), digits=1),
         "launches": str(len(record.launches)),
-        "apart": "" if apart is None else f"{apart:.1%}",
+        "apart": percent(apart, digits=1),
         "machine": record.environment["machine"],
         "commit": str(record.environment["suspects"].get("commit", "")),
     }
 
 
-def _missing(records: Sequence[Record], rows: Iterable[str]) -> str:
-    """The suite's rows without a stored result, and why."""
+def _shared(records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+    """The suite's rows whose result stands under another name, since both are one case; empty where there is none."""
+    labels = {record.case.id: record.label for record in records}
+    shared = {row: labels[case] for row, case in rows.items() if case in labels and labels[case] != row}
+    if not shared:
+        return ""
+    lines = (f"- `{row}`: `{label}`" for row, label in shared.items())
+    return "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n" + "\n".join(lines)
+
+
+def _missing(records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+    """The suite's rows without a stored result, and why. A row whose case is not known goes by its name."""
     here = max(map(devices, records))
-    stored = {record.label for record in records}
-    absent = [row for row in rows if row not in stored]
+    labels, ids = ({record.label for record in records}, {record.case.id for record in records})
+    absent = [row for row, case in rows.items() if (row not in labels if case is None else case not in ids)]
     if not absent:
         return "Every row of the suite has a result."
     reasons: dict[str, dict[str, list[str]]] = {}
@@ -120,16 +145,76 @@ def _devices(row: str) -> int:
     return 1
 
 
-def collected(family: str) -> list[str]:
-    """Names of all rows that the suite has for a family of hardware, as reports show them."""
-    listed = [sys.executable, "-m", "pytest", "bench_tests", "--collect-only", "-q", "--hw", family]
-    listing = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    names = (line.partition("::")[2] for line in listing.splitlines() if "::" in line)
-    return [name.removeprefix("test_") for name in names]
+class Listing(Session):
+    """A session on devices that need not be here. A test that is about to measure a case is asked for its
+    :attr:`~pytest_trainbench.case.Case.id` and is over."""
+
+    def __init__(self, config: pytest.Config, accelerator: Accelerator) -> None:
+        options = config.stash[SESSION].settings
+        super().__init__(config, replace(options, devices=None, memory_cap=None, ci=False))
+        self.accelerator = accelerator
+        self.ids: dict[str, str] = {}
+
+    @property
+    def hardware(self) -> Hardware:
+        row = self.accelerator
+        return Hardware(
+            id=row.key,
+            kind=row.kind,
+            device_name=row.names[0],
+            count=ENOUGH,
+            memory_bytes=row.memory_gb * 10**9,
+            accelerator=row,
+        )
+
+    def runner(self, folder: Callable[[str], Path]) -> Any:
+        return SimpleNamespace(row=self._note)
+
+    def _note(self, case: Case, *, label: str, **_: object) -> NoReturn:
+        self.ids[label] = case.id
+        pytest.skip("only asked for its case")
+
+
+class Asking:
+    """The pytest plugin that runs what is collected in a :class:`Listing`; ``rows`` is what :func:`collected` gives."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.rows: dict[str, str | None] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[SESSION] = Listing(config, self.accelerator)
+
+    @pytest.hookimpl(tryfirst=True)  # before pytest's own, which runs nothing under --collect-only
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item, following in zip_longest(session.items, session.items[1:]):
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+        listing = session.config.stash[SESSION]
+        assert isinstance(listing, Listing)
+        names = (item.name.removeprefix("test_") for item in session.items)
+        self.rows = {name: listing.ids.get(name) for name in names}
+        return True
+
+
+def collected(family: str) -> dict[str, str | None]:
+    """All rows that the suite has for a family of hardware, none of which is needed: the name that reports show, and
+    the id of its case; ``None`` where the test is skipped here, for want of a package.
+
+    Raises ``RuntimeError`` with pytest's output where a test fails before it measures.
+    """
+    asking, said = Asking(accelerators(family)[0]), io.StringIO()
+    arguments = [str(ROOT / "bench_tests"), "--rootdir", str(ROOT), "--hw", family]
+    with contextlib.redirect_stdout(said):
+        # Only where nothing is to be run does a named device not have to be here.
+        ended = pytest.main([*arguments, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], plugins=[asking])
+    if ended != pytest.ExitCode.OK:
+        raise RuntimeError(f"the suite of {family} cannot be listed:\n{said.getvalue()}")
+    return asking.rows
 
 
 def main(family: str) -> None:
-    ids = [key for key, row in TABLE.items() if family in (key, row.family)]
+    ids = [row.key for row in accelerators(family)]
     paths = sorted(path for key in ids for path in (ROOT / "baselines" / key).glob("*.json"))
     if not paths:
         sys.exit(f"there are no baselines of {family} under {ROOT / 'baselines'}; known: {', '.join(sorted(TABLE))}")

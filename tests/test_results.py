@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 from samples import MIB, case, failed, launch, record
 
 from bench_tests.results import page
 from pytest_trainbench.record import Record
+
+ROOT = Path(__file__).parents[1]
 
 
 def stored(label: str, mesh: str, *step_ms: float) -> Record:
@@ -14,13 +21,20 @@ def stored(label: str, mesh: str, *step_ms: float) -> Record:
     return record(*launches, label=label, of=case(mesh=mesh, model="other", strategy="ddp"))
 
 
+def said(*arguments: str) -> str:
+    """By a Python of its own: pytest inside pytest would share its modules."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
     records = [
         stored("sharding[ddp-dp4]", "dp4", 100.0, 102.0, 98.0),
         record(failed("oom"), label="sharding[big-dp4]", of=case(mesh="dp4", model="other", strategy="big")),
     ]
-    rows = ["sharding[ddp-dp4]", "sharding[big-dp4]", "three_d[1f1b-tp4-pp4]", "layer[bert-b2]", "layer[gpt2-b2]"]
-    text = page("h200", records, rows)
+    rows = {record.label: record.case.id for record in records}
+    missing = {"three_d[1f1b-tp4-pp4]": "step() @ tp4-pp4", "layer[bert-b2]": "layer() @ dp1", "layer[gpt2-b2]": None}
+    text = page("h200", records, {**rows, **missing})
 
     lines = [line for line in text.splitlines() if line.startswith("| sharding")]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
@@ -37,11 +51,45 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
 def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
     four = launch(samples_per_s=40.0, devices=4, peak_allocated_bytes=700 * MIB)
     one = record(four, of=case(builder="suite:other_step", mesh="dp1", model="x"), label="other[dp4]")
-    text = page("h200", [one], ["other[dp8]"])
+    text = page("h200", [one], {"other[dp8]": None})
     assert "| other[dp4] |         4 |" in text
     assert "No result is of more than 4 devices." in text
 
 
+def test_a_row_is_its_case_whatever_it_is_called() -> None:
+    """A second name of a stored case has its result; a name whose case has changed since has none. Where the case of a
+    row is not known, as where its library is not here, the name has to do."""
+    one = stored("sharding[ddp-dp4]", "dp4", 100.0)
+    old = record(launch(samples_per_s=1.0), label="other[old]", of=case(builder="suite:other", mesh="dp1", model="x"))
+    unknown = record(launch(samples_per_s=1.0), label="other[unknown]", of=case(builder="suite:third", mesh="dp1"))
+    text = page(
+        "h200",
+        [one, old, unknown],
+        {
+            "sharding[ddp-dp4]": one.case.id,
+            "graph[eager-dp4]": one.case.id,
+            "other[old]": "other(model=y) @ dp1",
+            "other[unknown]": None,
+        },
+    )
+    assert text.endswith(
+        "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n"
+        "- `graph[eager-dp4]`: `sharding[ddp-dp4]`\n\n"
+        "## Rows without a result\n\nNo result is of more than 4 devices.\n\n"
+        "- `other`, 1 rows, not stored yet, or skipped for want of a device or package: old\n"
+    )
+
+
+def test_cases_of_a_device_are_known_without_it() -> None:
+    """Two suites that run one configuration are seen to, in the formats of that device and on any number of it."""
+    ask = "import json; from bench_tests.results import collected; print(json.dumps(collected('h200')))"
+    rows = json.loads(said("-c", ask))
+    tf32 = "train_step(micro_batch=16, model=bert-base, precision=tf32, sequence=512, strategy=ddp-fp32) @ dp4"
+    assert {rows["graph_optimisation[eager-512-dp4]"], rows["mixed_precision[tf32-dp4]"]} == {tf32}
+    assert rows["sharding[ddp-dp4]"].endswith("precision=bf16, sequence=1024, strategy=ddp) @ dp4")
+    assert rows["parallel_3d[torch-1f1b-tp4-pp4]"].endswith(" @ tp4-pp4")
+
+
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
-    assert page("h200", [one], [one.label]).endswith("Every row of the suite has a result.\n")
+    assert page("h200", [one], {one.label: one.case.id}).endswith("Every row of the suite has a result.\n")
