@@ -90,6 +90,13 @@ def test_cases_of_a_device_are_known_without_it() -> None:
     assert rows["parallel_3d[torch-1f1b-tp4-pp4]"].endswith(" @ tp4-pp4")
 
 
+def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
+    document = ROOT / "docs" / "results-h200.md"
+    assert said("-m", "bench_tests.results", "h200") == document.read_text(encoding="utf-8"), (
+        "it is stale: python -m bench_tests.results h200 > docs/results-h200.md"
+    )
+
+
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
     assert page("h200", [one], {one.label: one.case.id}).endswith("Every row of the suite has a result.\n")
