@@ -23,7 +23,7 @@ from pytest_trainbench.mesh import MeshShape
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from bench_tests.strategies.recipe import Trainee
+    from bench_tests.strategies.recipe import Recipe, Trainee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +138,12 @@ def find_engine(name: str) -> Engine:
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown; known: {', '.join(ENGINES)}, and reference on one rank")
     return ENGINES[name]
+
+
+def refuse_fp8(recipe: Recipe) -> None:
+    """Raises ``ValueError`` for fp8: no engine rounds anything to it, and bf16 would be measured under its name."""
+    if recipe.precision == "fp8":
+        raise ValueError("precision 'fp8' is unknown to the engines; known: fp32, tf32, bf16, fp16")
 
 
 def axis(mesh: DeviceMesh, name: str) -> DeviceMesh | None:
