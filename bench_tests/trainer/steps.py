@@ -105,7 +105,7 @@ def trainer_run(mesh: DeviceMesh, *, train_samples: int, eval_samples: int, epoc
 
     The run is one call of ``Trainer.train()``, on a fresh model in this warm process: ``epochs`` epochs with an
     evaluation after each, which ``Trainer`` counts into the time of the training. The evaluation's figures are those of
-    the last one.
+    the last one; the training's loss, unless it reports, is that of rank 0's samples.
     """
     work_ = Work(mesh=mesh, **work)
     work_.whole("evaluation", eval_samples, work_.batch_of_all)
