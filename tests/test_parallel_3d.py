@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
 WORK = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1}
+NO_FP16 = "Type fp16 is not supported on your device."
+"""DeepSpeed's word on CPUs without fp16 instructions."""
 BUILDER = "bench_tests.parallel:parallel_step"
 
 
@@ -39,6 +43,8 @@ def start(folder: Path, *, mesh: str = "dp1", builder: str = BUILDER, **params: 
 
 def train(folder: Path, **case: str) -> Launch:
     ended = start(folder, **case)
+    if NO_FP16 in str(ended.reason):
+        pytest.skip(NO_FP16)
     assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
     return reduce(ended.traces, peak_tflops=None)
 
@@ -49,7 +55,8 @@ def references(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     start_fork_server(request.config.getini("trainbench_preload"))
     folder = tmp_path_factory.mktemp("references")
     return {
-        precision: train(folder / precision, engine="reference", precision=precision) for precision in ("fp32", "bf16")
+        precision: train(folder / precision, engine="reference", precision=precision)
+        for precision in ("fp32", "bf16", "fp16")
     }
 
 
@@ -59,7 +66,13 @@ def split(engine: str, schedule: str | None, mesh: str) -> dict[str, str]:
     return {"engine": engine, "mesh": mesh, **({"schedule": schedule} if schedule else {})}
 
 
-@pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2"))
+FOUR_STAGES = rows("pp4", schedules=["gpipe", "1f1b"])
+"""Of the four ranks two have neither the embedding nor the head."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES
+)
 def test_in_fp32_every_split_has_the_unsharded_models_losses(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
 ) -> None:
@@ -79,6 +92,37 @@ def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
     one = train(tmp_path / "job", precision="bf16", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, references["bf16"].losses, ENGINES[engine].loss_tolerance) is None
+
+
+@pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2-pp2", schedules=["1f1b"]))
+def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
+    engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
+) -> None:
+    one = train(tmp_path / "job", precision="fp16", **split(engine, schedule, mesh))
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, references["fp16"].losses, ENGINES[engine].loss_tolerance) is None
+
+
+JOINED = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from bench_tests.engines.torch_native import join_ends
+for rank in range(8):
+    dist.init_process_group("fake", rank=rank, world_size=8, store=FakeStore())
+    ends = join_ends(init_device_mesh("cpu", (4, 2), mesh_dim_names=("pp", "dp")))
+    print("joined", rank, ends and dist.get_process_group_ranks(ends))
+    dist.destroy_process_group()
+"""
+
+
+def test_only_the_ends_of_a_pipeline_are_joined() -> None:
+    """Two pipelines of four ranks: those in between hold neither the embedding nor the head."""
+    done = subprocess.run([sys.executable, "-c", JOINED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    groups = ["[0, 6]", "[1, 7]", "None", "None", "None", "None", "[0, 6]", "[1, 7]"]
+    printed = [line for line in done.stdout.splitlines() if line.startswith("joined ")]
+    assert printed == [f"joined {rank} {ranks}" for rank, ranks in enumerate(groups)]
 
 
 def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
@@ -112,6 +156,10 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(
         ({"engine": "torch", "mesh": "pp2"}, "engine 'torch' has no schedule None on this mesh; known: gpipe, 1f1b"),
         ({"engine": "torch", "schedule": "1f1b"}, "no schedule '1f1b' on this mesh; known: none without a pipeline"),
         ({"engine": "deepspeed", "mesh": "tp2"}, "engine 'deepspeed' has no tensor parallelism"),
+        *(
+            ({"engine": engine, "precision": "fp8"}, "precision 'fp8' is unknown to the engines; known: fp32, tf32")
+            for engine in ("torch", "megatron", "deepspeed")
+        ),
         ({"engine": "torch", "micro_batch": 3}, "4 samples cannot be dealt to 1 replicas, 3 at a time"),
         (
             {"engine": "torch", "mesh": "pp3", "schedule": "1f1b"},
@@ -120,6 +168,8 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(
     ],
 )
 def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    if reason := ENGINES[str(case["engine"])].missing if case["engine"] in ENGINES else None:
+        pytest.skip(reason)
     ended = start(tmp_path / "job", **case)  # type: ignore[arg-type]
     assert ended.outcome == "crash"
     assert sentence in str(ended.reason)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from bench_tests.strategies.recipe import Recipe
+from bench_tests.trainer.steps import begin_as_elsewhere
 from bench_tests.trainer.turns import Turns
 from pytest_trainbench.case import Case
 from pytest_trainbench.launch import Ended, launch, start_fork_server
@@ -130,8 +132,12 @@ turns.step()
 # Trainer
 
 
-def plain_losses(steps: int, *, samples: int) -> list[float]:
-    """Losses of training in a plain loop where every step takes the whole data set, as Trainer's defaults say."""
+def plain_losses(steps: int, *, samples: int, evaluated: int = 0, lasts: int | None = None) -> list[float]:
+    """Losses of training in a plain loop where every step takes the whole data set, as Trainer's defaults say.
+
+    The learning rate falls to zero in the step after ``lasts`` steps; it stays where that is not given. A loss of
+    the trained model on ``evaluated`` other samples comes last, where there are any.
+    """
     from bench_tests.data import POOL
     from bench_tests.models import find_model
     from bench_tests.models.bert import mask
@@ -139,16 +145,22 @@ def plain_losses(steps: int, *, samples: int) -> list[float]:
     row = find_model(WORK["model"])
     module = row.build("cpu", sequence=WORK["sequence"])
     model = module.deberta
-    tokens, labels = mask(module.draw(samples // POOL)[0].flatten(0, 1))
+    drawn = module.draw((samples + evaluated) // POOL)[0].flatten(0, 1)
+    (tokens, labels), (others, other_labels) = (mask(part) for part in drawn.split([samples, evaluated]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=row.learning_rate, weight_decay=0.0)
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = row.learning_rate * (1 if lasts is None else 1 - step / lasts)
         loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
+    if evaluated:
+        with torch.no_grad():
+            losses.append(float(model(input_ids=others, labels=other_labels).loss))
     return losses
 
 
@@ -174,16 +186,31 @@ def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path
     assert len(set(done.losses[:4])) == 4
 
 
-def test_a_whole_run_reports_what_trainer_logs_of_it(tmp_path: Path) -> None:
-    """Two epochs of two steps, evaluated after each: its losses are those of the first four steps."""
-    shapes = {"accumulation": 4, "train_samples": 16, "eval_samples": 8, "epochs": 4}
-    figures = run(tmp_path / "job", "trainer_run", dp=2, **shapes).figures
+@pytest.mark.parametrize(("dp", "accumulation", "train_loss_tolerance"), [(1, 8, 1e-3), (2, 4, 0.01)])
+def test_a_whole_run_reports_what_trainer_logs_of_it(
+    dp: int, accumulation: int, train_loss_tolerance: float, tmp_path: Path
+) -> None:
+    """Four epochs of one step, evaluated after each. Its losses are the mean of those of a plain loop's four steps (of
+    two ranks, on the samples of the first one) and what the trained model has on other samples."""
+    shapes = {"accumulation": accumulation, "train_samples": 16, "eval_samples": 8, "epochs": 4}
+    figures = run(tmp_path / "job", "trainer_run", dp=dp, **shapes).figures
     assert figures["train_samples_per_s"] * figures["train_runtime_s"] == pytest.approx(4 * 16, rel=0.01)
     assert figures["train_steps_per_s"] * figures["train_runtime_s"] == pytest.approx(4, rel=0.01)
     assert figures["eval_samples_per_s"] * figures["eval_runtime_s"] == pytest.approx(8, rel=0.01)
-    assert figures["eval_steps_per_s"] * figures["eval_runtime_s"] == pytest.approx(2, rel=0.01)
+    assert figures["eval_steps_per_s"] * figures["eval_runtime_s"] == pytest.approx(4 / dp, rel=0.01)
     assert figures["eval_runtime_s"] < figures["train_runtime_s"]
-    assert figures["eval_loss"] > figures["train_loss"] > 0
+    *train_losses, eval_loss = plain_losses(4, samples=16, evaluated=8, lasts=4)
+    assert figures["train_loss"] == pytest.approx(sum(train_losses) / 4, rel=train_loss_tolerance)
+    assert figures["eval_loss"] == pytest.approx(eval_loss, rel=1e-3)
+
+
+def test_in_fp16_the_loss_scale_begins_where_the_suites_does() -> None:
+    """On what accelerate makes for Trainer, a scaler that has scaled nothing; there is none of them on a CPU."""
+    scaler, suites = torch.amp.GradScaler("cpu"), Recipe(precision="fp16", learning_rate=0.1, device=CPU).scaler()
+    begin_as_elsewhere(scaler)
+    one = torch.ones(())
+    assert (scaler.scale(one), scaler.state_dict()) == (suites.scale(one), suites.state_dict())
+    assert scaler.get_scale() == 2**12
 
 
 def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy, embedding, linear, pad
 
-from bench_tests.engines import axis, share_of
+from bench_tests import deepspeed_engine
+from bench_tests.engines import axis, check_precision, share_of
 from bench_tests.models.gpt import GPT
 from bench_tests.strategies.recipe import Recipe, Trainee
 
@@ -18,14 +18,9 @@ def deepspeed_pipeline(
     model: GPT, mesh: DeviceMesh, recipe: Recipe, *, micro_batches: int, micro_batch: int, schedule: str | None
 ) -> Trainee:
     """``schedule`` is 1F1B, the only one there. Ranks are numbered as in our mesh: neighbours share dp, then pp."""
-    if recipe.device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read at import
-    import deepspeed
+    check_precision(recipe)
+    deepspeed_engine.load(recipe.device)
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-
-    # On a CPU this extension would be compiled on first use. No other device looks for it.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_init_required=False)
 
     pp = axis(mesh, "pp")
     stages = 1 if pp is None else pp.size()
@@ -47,25 +42,16 @@ def deepspeed_pipeline(
     )
     layers.clear()  # the specifications, which stay, hold those of the other stages too
 
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": micro_batches,
-        # DeepSpeed clips at 1 unless told otherwise; nothing else here clips.
-        "gradient_clipping": 0.0,
-        # torch's fused AdamW: DeepSpeed's own is compiled on first use.
-        "zero_allow_untested_optimizer": True,
-        "data_types": {"grad_accum_dtype": None if recipe.precision == "fp16" else "fp32"},
-        # Either waits for the device.
-        "timers": {"throughput": {"enabled": False}},
-        "steps_per_print": None,
-        "bf16": {"enabled": recipe.precision == "bf16", "check_grad_overflow": False},
-        # A loss scale that starts and falls as torch's GradScaler's does.
-        "fp16": {"enabled": recipe.precision == "fp16", "initial_scale_power": 16, "hysteresis": 1},
+    engine = deepspeed_engine.initialize(
+        pipeline,
+        recipe,
+        micro_batches=micro_batches,
         # In 16 bits it adds gradients up in fp32 only where it also shards the optimizer's states over dp.
-        "zero_optimization": {"stage": 1 if recipe.mixed else 0},
-        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
-    }
-    engine, *_ = deepspeed.initialize(model=pipeline, optimizer=recipe.adamw(pipeline.parameters()), config=config)
+        zero={"stage": 1 if recipe.mixed else 0},
+        train_micro_batch_size_per_gpu=micro_batch,
+        data_types={"grad_accum_dtype": None if recipe.precision == "fp16" else "fp32"},
+        pipeline={"pipe_partitioned": False, "grad_partitioned": False},
+    )
 
     def run(tokens: Tensor) -> Tensor:
         loss: Tensor = engine.train_batch((part, part) for part in tokens.chunk(micro_batches))

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
-from bench_tests.engines import SCHEDULES, axis, share_of
+from bench_tests.engines import SCHEDULES, axis, check_precision, share_of
 from bench_tests.models.gpt import GPT
 from bench_tests.strategies import DDP_OPTIONS
 from bench_tests.strategies.recipe import Recipe, Trainee
@@ -88,6 +88,7 @@ def torch_native(
     """Where ``dp`` is the only axis, DDP averages gradients while backward runs. Elsewhere they are summed when it has
     ended: DDP around a pipeline stage fails under some schedules ("rebuilt parameter indices size is not same"), and
     FSDP2 would shard what the published figures replicate."""
+    check_precision(recipe)
     pp, dp, tp = axis(mesh, "pp"), axis(mesh, "dp"), axis(mesh, "tp")
     order = None if schedule is None else SCHEDULES[schedule]
     ends = None
@@ -246,7 +247,7 @@ class Update:
     """Sums gradients over the ranks that hold parts of them, and takes the optimizer's step.
 
     ``dp``: whose ranks have seen other samples, unless something else sums over them. ``ends``: the ranks that hold the
-    two copies of the weight that embedding and head share, where there are two.
+    two copies of the weight that embedding and head share, where there are two and this rank holds one.
     """
 
     def __init__(
@@ -302,11 +303,12 @@ def sum_over(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
                 dist.all_reduce(tensor, group=group)
 
 
-def join_ends(mesh: DeviceMesh) -> ProcessGroup:
-    """The group of this rank's pipeline that holds its first and its last rank; every rank of ``mesh`` has to ask."""
+def join_ends(mesh: DeviceMesh) -> ProcessGroup | None:
+    """The group of the first and the last rank of this rank's pipeline, ``None`` on one between them; every rank of
+    ``mesh`` has to ask."""
     names = mesh.mesh_dim_names or ()
     pairs = mesh.mesh.movedim(names.index("pp"), 0)[[0, -1]].flatten(1).t().tolist()
-    group: ProcessGroup
+    group: ProcessGroup | None
     group, _ = dist.new_subgroups_by_enumeration(pairs)  # type: ignore[no-untyped-call]
     return group
 

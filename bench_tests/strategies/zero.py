@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench_tests import deepspeed_engine
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import LOSS_SCALE_POWER, Recipe, Trainee
+from bench_tests.strategies.recipe import Recipe, Trainee
 
 
 def zero(
@@ -31,34 +31,19 @@ def zero(
     With ``leaf_blocks`` stage 3 gathers and releases a block at once; otherwise each layer inside it, for
     which the host runs its hooks and its bookkeeping many times as often.
     """
-    if recipe.device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # read at import
-    import deepspeed
-
-    # On a CPU this extension would be compiled on first use. No other device looks for it.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
     if leaf_blocks:
-        deepspeed.utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,  # only reported: what a batch holds is our business
-        "gradient_accumulation_steps": micro_batches,
-        "zero_optimization": {"stage": stage, **options},
-        # DeepSpeed clips at 1 unless told otherwise; nothing else here clips.
-        "gradient_clipping": 0.0,
-        # torch's fused AdamW: DeepSpeed's own is compiled on first use.
-        "zero_allow_untested_optimizer": True,
-        # Its throughput timer waits for the device twice a step.
-        "timers": {"throughput": {"enabled": False}},
-        # As with autocast, an infinite bf16 gradient shows in the loss: looking for one makes the host wait.
-        "bf16": {"enabled": recipe.dtype is torch.bfloat16, "check_grad_overflow": False},
-        # A loss scale that starts and falls as torch's GradScaler's does.
-        "fp16": {"enabled": recipe.dtype is torch.float16, "initial_scale_power": LOSS_SCALE_POWER, "hysteresis": 1},
-    }
+        deepspeed_engine.load(recipe.device).utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
+    zero_optimization = {"stage": stage, **options}
     if stage < 3:
         # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.
-        config["zero_optimization"]["compute_grad_norm"] = False
-    engine, *_ = deepspeed.initialize(model=model, optimizer=recipe.adamw(model.parameters()), config=config)
+        zero_optimization["compute_grad_norm"] = False
+    engine = deepspeed_engine.initialize(
+        model,
+        recipe,
+        micro_batches=micro_batches,
+        zero=zero_optimization,
+        train_micro_batch_size_per_gpu=1,  # only reported: what a batch holds is our business
+    )
 
     def run(*batch: Tensor) -> Tensor:
         total = batch[0].new_zeros((), dtype=torch.float32)

@@ -26,6 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from bench_tests.data import POOL
 from bench_tests.models import find_model
 from bench_tests.models.bert import Deberta, mask
+from bench_tests.strategies.recipe import LOSS_SCALE_POWER
 from bench_tests.trainer.turns import Turns
 from pytest_trainbench import Step
 
@@ -104,7 +105,7 @@ def trainer_run(mesh: DeviceMesh, *, train_samples: int, eval_samples: int, epoc
 
     The run is one call of ``Trainer.train()``, on a fresh model in this warm process: ``epochs`` epochs with an
     evaluation after each, which ``Trainer`` counts into the time of the training. The evaluation's figures are those of
-    the last one.
+    the last one; the training's loss, unless it reports, is that of rank 0's samples.
     """
     work_ = Work(mesh=mesh, **work)
     work_.whole("evaluation", eval_samples, work_.batch_of_all)
@@ -247,7 +248,19 @@ class Work:
             )
             if self.devices > 1:
                 arguments._n_gpu = self.devices  # all that are visible, if left alone
-            return SteppedTrainer(model, arguments, data_collator=default_data_collator, **datasets)
+            trainer = SteppedTrainer(model, arguments, data_collator=default_data_collator, **datasets)
+        if self.precision == "fp16":
+            begin_as_elsewhere(trainer.accelerator.scaler)
+        return trainer
+
+
+def begin_as_elsewhere(scaler: torch.amp.GradScaler) -> None:
+    """Give ``scaler`` the loss scale that the rest of the suite begins with: ``Trainer`` has no argument for it.
+
+    A reference accumulates more, so its losses are divided by more: at torch's own scale gradients overflow in one of
+    the two only. Call it before the first loss is scaled.
+    """
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**LOSS_SCALE_POWER})
 
 
 SEED = 42
