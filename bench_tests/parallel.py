@@ -9,7 +9,7 @@ import torch
 
 from bench_tests.engines import axis, find_engine
 from bench_tests.models import find_model
-from bench_tests.strategies.recipe import Recipe
+from bench_tests.strategies.recipe import PRECISIONS, Recipe
 from bench_tests.strategies.reference import reference
 from pytest_trainbench import Step
 
@@ -49,6 +49,8 @@ def parallel_step(
             names = "none without a pipeline" if pp is None else ", ".join(engine_row.schedules)
             raise ValueError(f"engine {engine!r} has no schedule {schedule!r} on this mesh; known: {names}")
 
+    if precision not in PRECISIONS:  # fp8, which only strategies train in: bf16 would be measured under its name
+        raise ValueError(f"precision {precision!r} is unknown to the engines; known: {', '.join(PRECISIONS)}")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # of the whole process
     device = torch.empty(0, device=mesh.device_type).device  # with its index
     model_row = find_model(model)

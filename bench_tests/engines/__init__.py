@@ -23,7 +23,7 @@ from pytest_trainbench.mesh import MeshShape
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from bench_tests.strategies.recipe import Recipe, Trainee
+    from bench_tests.strategies.recipe import Trainee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +138,6 @@ def find_engine(name: str) -> Engine:
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown; known: {', '.join(ENGINES)}, and reference on one rank")
     return ENGINES[name]
-
-
-def check_precision(recipe: Recipe) -> None:
-    """Raises ``ValueError`` for fp8, which only strategies train in: bf16 would be measured under its name."""
-    from bench_tests.strategies.recipe import PRECISIONS
-
-    if recipe.precision not in PRECISIONS:
-        raise ValueError(f"precision {recipe.precision!r} is unknown to the engines; known: {', '.join(PRECISIONS)}")
 
 
 def axis(mesh: DeviceMesh, name: str) -> DeviceMesh | None:

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import cross_entropy, embedding, linear, pad
 
 from bench_tests import deepspeed_engine
-from bench_tests.engines import axis, check_precision, share_of
+from bench_tests.engines import axis, share_of
 from bench_tests.models.gpt import GPT
 from bench_tests.strategies.recipe import Recipe, Trainee
 
@@ -18,7 +18,6 @@ def deepspeed_pipeline(
     model: GPT, mesh: DeviceMesh, recipe: Recipe, *, micro_batches: int, micro_batch: int, schedule: str | None
 ) -> Trainee:
     """``schedule`` is 1F1B, the only one there. Ranks are numbered as in our mesh: neighbours share dp, then pp."""
-    check_precision(recipe)
     deepspeed_engine.load(recipe.device)
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 
-from bench_tests.engines import SCHEDULES, axis, check_precision
+from bench_tests.engines import SCHEDULES, axis
 from bench_tests.models.gpt import GPT
 from bench_tests.strategies.recipe import BETAS, LOSS_SCALE_POWER, WEIGHT_DECAY, Recipe, Trainee
 
@@ -24,7 +24,6 @@ def megatron(
     Where Transformer Engine is missing, so is its attention, and Megatron's own keeps every matrix of scores: its
     layers get torch's fused attention here. Its sequence parallelism needs the norms of Apex or Transformer Engine.
     """
-    check_precision(recipe)
     if recipe.device.type == "cpu":
         from bench_tests.engines import megatron_on_cpu
 

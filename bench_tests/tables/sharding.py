@@ -12,7 +12,7 @@ from pytest_trainbench.record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-MODEL = "gpt-1.3b"
+MODEL, MESH = "gpt-1.3b", "dp4"
 
 PUBLISHED = {
     "ddp-fp32": ("OOM", "OOM"),
@@ -27,11 +27,11 @@ four GPUs of the V100-32GB class."""
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a strategy of the published model; medians over launches."""
+    """One line a strategy of the published model, on as many devices; medians over launches."""
     found = {
         record.case.params["strategy"]: record
         for record in built_by(records, "train_step")
-        if record.case.params.get("model") == MODEL
+        if (record.case.params.get("model"), str(record.case.mesh)) == (MODEL, MESH)
     }
     lines = []
     for name, row in STRATEGIES.items():

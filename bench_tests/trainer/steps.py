@@ -26,7 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, default_da
 from bench_tests.data import POOL
 from bench_tests.models import find_model
 from bench_tests.models.bert import Deberta, mask
-from bench_tests.strategies.recipe import LOSS_SCALE_POWER
+from bench_tests.strategies.recipe import LOSS_SCALE_POWER, PRECISIONS
 from bench_tests.trainer.turns import Turns
 from pytest_trainbench import Step
 
@@ -178,6 +178,8 @@ class Work:
             raise ValueError(f"nn.DataParallel is one rank with several devices, not {self.mesh.size()} ranks")
         if self.devices > 1 and self.devices > torch.cuda.device_count():
             raise ValueError(f"nn.DataParallel over {self.devices} GPUs, and {torch.cuda.device_count()} are here")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision {self.precision!r} is unknown to Trainer; known: {', '.join(PRECISIONS)}")
         if self.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("Trainer has no fp16 on a CPU: take bf16")
 
