@@ -79,7 +79,10 @@ def test_real_nights_use_no_launch_twice() -> None:
     dealt = real(50, STORED)
     rows = np.concatenate([dealt.before, dealt.now], axis=1)
     assert rows.shape == (50, 10)
-    assert all(len(set(row)) >= 9 for row in rows.round(6).tolist()), "but for launches that took equally long"
+    for row in rows.round(6).tolist():
+        # The median of each record is 100, since its launches are fractions of it.
+        others = [value for value in row if value != 100.0]
+        assert len(set(others)) >= len(others) - 1, "but for launches that took equally long"
 
 
 def test_suites_are_as_noisy_as_the_real_rows() -> None:
