@@ -57,43 +57,25 @@ class Graph:
         module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
-ONNX_RUNTIME = "bench_tests.graphs.onnx_runtime:onnx_runtime"
+def _onnx_runtime(title: str, level: str) -> Graph:
+    return Graph(
+        title=title,
+        backend="bench_tests.graphs.onnx_runtime:onnx_runtime",
+        options={"level": level},
+        packages={
+            "cpu": ("onnx", "onnxscript", "onnxruntime"),
+            "cuda": ("onnx", "onnxscript", "onnxruntime-gpu"),
+        },
+        in_torchs_memory=False,
+    )
 
-ONNX_RUNTIME_PACKAGES = {
-    "cpu": ("onnx", "onnxscript", "onnxruntime"),
-    "cuda": ("onnx", "onnxscript", "onnxruntime-gpu"),
-}
 
 GRAPHS = {
     "inductor": Graph(title="torch.compile (Inductor)", backend="inductor", writes_cpp=True),
-    "ort-disable": Graph(
-        title="ONNX Runtime, graph as exported",
-        backend=ONNX_RUNTIME,
-        options={"level": "disable"},
-        packages=ONNX_RUNTIME_PACKAGES,
-        in_torchs_memory=False,
-    ),
-    "ort-basic": Graph(
-        title="ONNX Runtime, basic graph optimisation",
-        backend=ONNX_RUNTIME,
-        options={"level": "basic"},
-        packages=ONNX_RUNTIME_PACKAGES,
-        in_torchs_memory=False,
-    ),
-    "ort-extended": Graph(
-        title="ONNX Runtime, extended graph optimisation",
-        backend=ONNX_RUNTIME,
-        options={"level": "extended"},
-        packages=ONNX_RUNTIME_PACKAGES,
-        in_torchs_memory=False,
-    ),
-    "ort-all": Graph(
-        title="ONNX Runtime graph optimisation",
-        backend=ONNX_RUNTIME,
-        options={"level": "all"},
-        packages=ONNX_RUNTIME_PACKAGES,
-        in_torchs_memory=False,
-    ),
+    "ort-disable": _onnx_runtime("ONNX Runtime, graph as exported", "disable"),
+    "ort-basic": _onnx_runtime("ONNX Runtime, basic graph optimisation", "basic"),
+    "ort-extended": _onnx_runtime("ONNX Runtime, extended graph optimisation", "extended"),
+    "ort-all": _onnx_runtime("ONNX Runtime graph optimisation", "all"),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -20,51 +22,17 @@ MASK_TOKEN = 103
 """[MASK] of BERT's vocabulary; any token that is always the same does."""
 
 
-class Bert(LanguageModel):
-    """BERT pre-training: masked tokens and next-sentence prediction."""
-
-    def __init__(self, config: BertConfig, sequence: int) -> None:
-        super().__init__(
-            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
-        )
-        self.config = config
-        self.bert = BertForPreTraining(config)
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        blocks: nn.ModuleList = self.bert.bert.encoder.layer
-        return blocks
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        masked, labels = mask(tokens)
-        follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
-        scores = self.bert(input_ids=masked)
-        # The library's own loss has the type of the weights: with those of 16 bits a loss of 10 moves in steps of 1/16.
-        tokens_loss = cross_entropy(scores.prediction_logits.float().flatten(0, 1), labels.flatten())
-        return tokens_loss + cross_entropy(scores.seq_relationship_logits.float(), follows)
-
-    def flops_per_sample(self) -> float:
-        hidden: int = self.config.hidden_size
-        sequence = self.tokens_per_sample
-        encoder = transformer_flops(
-            layers=self.config.num_hidden_layers,
-            hidden=hidden,
-            vocabulary=self.config.vocab_size,
-            sequence=sequence,
-        )
-        pooler = hidden**2 + 2 * hidden  # on the first token only, with the next-sentence head
-        return encoder + 6.0 * (hidden**2 * sequence + pooler)
-
-
 class MaskedBert(LanguageModel):
     """BERT, masked tokens only."""
 
+    library: ClassVar[type[nn.Module]] = BertForMaskedLM
+
     def __init__(self, config: BertConfig, sequence: int) -> None:
         super().__init__(
             vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
         )
         self.config = config
-        self.bert = BertForMaskedLM(config)
+        self.bert: Any = self.library(config)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -85,6 +53,25 @@ class MaskedBert(LanguageModel):
             sequence=self.tokens_per_sample,
         )
         return encoder + 6.0 * hidden**2 * self.tokens_per_sample  # the layer before the head
+
+
+class Bert(MaskedBert):
+    """BERT pre-training: masked tokens and next-sentence prediction."""
+
+    library = BertForPreTraining
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        masked, labels = mask(tokens)
+        follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
+        scores = self.bert(input_ids=masked)
+        # The library's own loss has the type of the weights: with those of 16 bits a loss of 10 moves in steps of 1/16.
+        tokens_loss = cross_entropy(scores.prediction_logits.float().flatten(0, 1), labels.flatten())
+        return tokens_loss + cross_entropy(scores.seq_relationship_logits.float(), follows)
+
+    def flops_per_sample(self) -> float:
+        hidden: int = self.config.hidden_size
+        pooler = hidden**2 + 2 * hidden  # on the first token only, with the next-sentence head
+        return super().flops_per_sample() + 6.0 * pooler
 
 
 class Deberta(LanguageModel):

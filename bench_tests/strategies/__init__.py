@@ -22,7 +22,7 @@ class Strategy:
 
     ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
     ``micro_batches``. ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its
-    fall: two to three times what was seen on 4 H200s in bf16.
+    fall: two to three times what was seen in bf16, on 4 H200s where the row is one of sharding's.
     """
 
     function: str

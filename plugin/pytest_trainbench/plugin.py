@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ class Session:
             path = self.settings.results / f"{record.case.slug}.json"
             path.write_text(dump(record.to_json()), encoding="utf-8")
 
+    @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """What the suite's hooks make of all records, and their cost if asked for; the tables that have rows, by
         title."""
@@ -362,7 +364,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ours.settings.report_md is not None:
         ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
         with ours.settings.report_md.open("a", encoding="utf-8") as file:
-            file.write(markdown.report(ours.rows, ours.header(), ours.tables()))
+            file.write(markdown.report(ours.rows, ours.header(), ours.tables))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -376,7 +378,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(terminal.summary(ours.rows))
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
-    for title, table in ours.tables().items():
+    for title, table in ours.tables.items():
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.derived(title, table, "simple"))
     if ours.saves:
