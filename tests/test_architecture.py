@@ -23,6 +23,7 @@ LADDER = (
     "metrics",
     "reduce",
     "flops",
+    "delay",
     "parts",
     "energy",
     "measure",
@@ -35,6 +36,7 @@ LADDER = (
     "frame",
     # Text.
     "report",
+    "report.calibration",
     "report.rows",
     "report.cost",
     "report.effects",
@@ -45,6 +47,7 @@ LADDER = (
     "launch",
     "preload",
     "runner",
+    "calibrate",
     # What users import, and pytest.
     "hooks",
     "__init__",

@@ -29,7 +29,15 @@ def _fork_server() -> None:
     launching.start_fork_server("torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter")
 
 
-def run(folder: Path, *, ranks: int = 2, limit_s: float = 60, cap_gb: float | None = None, **params: object) -> Ended:
+def run(
+    folder: Path,
+    *,
+    ranks: int = 2,
+    limit_s: float = 60,
+    cap_gb: float | None = None,
+    delay_ms: float = 0.0,
+    **params: object,
+) -> Ended:
     case = Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params, memory_cap_gb=cap_gb)
     return launch(
         Job(
@@ -40,6 +48,7 @@ def run(folder: Path, *, ranks: int = 2, limit_s: float = 60, cap_gb: float | No
             collective_limit_s=limit_s / 2,
             plan=QUICK,
             import_path=(HERE,),
+            delay_ms=delay_ms,
         )
     )
 
@@ -72,6 +81,10 @@ def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
     assert list(one.phases_s) == [*STARTING, "counting", "warming", "timing", "profiling"]
     assert one.metrics["start_s"] == max(sum(trace.phases_s[name] for name in STARTING) for trace in ended.traces)
     assert not alive(tmp_path)
+
+
+def test_a_planted_delay_is_in_every_step(tmp_path: Path) -> None:
+    assert min(ms for trace in run(tmp_path, delay_ms=30.0).traces for ms in trace.step_ms) >= 30
 
 
 @pytest.mark.parametrize(

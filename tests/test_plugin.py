@@ -68,6 +68,23 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
 
 
+def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
+    """So sure that this test's own machine is never red; nothing is found then either, and that is said."""
+    result = pytest_run(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "mine * calibrated",
+            "nothing changed: 0 of 1 rows red",
+            "10% slower: found in 0 of 1 rows: not in mine",
+            "What a run on this machine can see",
+            "case *noise of a launch *sees with 3 *nothing changed *2% slower *10% slower",
+            "mine *%*≥*ok *missed (1) *missed (1)",
+        ]
+    )
+    assert not stored(project)
+
+
 def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--launches", "1", "--task-samples", "1000000", "--price", "2.5usd")
     assert result.ret == 0

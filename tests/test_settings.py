@@ -16,6 +16,7 @@ ROOT = Path("/project")
 DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
+    calibrate=False,
     launches=3,
     confirm=7,
     night_error=1 / 30,
@@ -39,6 +40,7 @@ DEFAULTS = Settings(
 GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
+    "calibrate": ("true", True),
     "launches": ("5", 5),
     "confirm": ("0", 0),
     "night_error": ("1/100", 0.01),

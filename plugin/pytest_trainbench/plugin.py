@@ -23,7 +23,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import Record, dump
-from pytest_trainbench.report import cost, effects, markdown, terminal
+from pytest_trainbench.report import calibration, cost, effects, markdown, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
@@ -105,6 +105,8 @@ class Session:
         records = [row.record for row in self.rows if row.record is not None and not row.same_as]
         made = self.config.hook.pytest_trainbench_tables(records=records)
         tables = {title: table for tables in made for title, table in tables.items() if len(table)}
+        if calibrations := [row.calibration for row in self.rows if row.calibration]:
+            tables[calibration.TITLE] = calibration.table(calibrations)
         options = self.settings
         if (options.cost or options.task_samples) and cost.costs(records):
             listed = self.hardware.accelerator.price if self.hardware.accelerator else None
@@ -301,6 +303,7 @@ def bench(
                 "a training benchmark needs the machine to itself: run it without -n (pytest-xdist)",
                 pytrace=False,
             )
+        from pytest_trainbench.calibrate import calibrate
         from pytest_trainbench.runner import Reference
 
         try:
@@ -311,13 +314,16 @@ def bench(
                 version=version,
                 memory_cap_gb=session.settings.memory_cap,
             )
-            row = session.runner(tmp_path_factory.mktemp).row(
-                case,
-                label=_label(request.node),
-                plan=plan or Plan(),
-                reference=None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
-                accept=_accept(request.node),
-            )
+            runner = session.runner(tmp_path_factory.mktemp)
+            measured: dict[str, Any] = {
+                "label": _label(request.node),
+                "plan": plan or Plan(),
+                "reference": None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
+            }
+            if session.settings.calibrate:
+                row = calibrate(runner, case, **measured)
+            else:
+                row = runner.row(case, accept=_accept(request.node), **measured)
         except ValueError as error:
             verdict = Verdict(outcome="invalid", reason=str(error))
             session.rows.append(Row(label=_label(request.node), verdict=verdict))

@@ -56,6 +56,15 @@ class Reference:
         return dataclasses.replace(case, mesh=MeshShape(), params={**kept, **replaced}, memory_cap_gb=None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A case's launches and their verdict; ``ended``: how the last one did."""
+
+    record: Record
+    verdict: Verdict
+    ended: Ended
+
+
 class Runner:
     """Runs the cases of one session, one after the other.
 
@@ -113,23 +122,13 @@ class Runner:
 
     def _judged(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
         stored = self._stored(case)
-        ran: list[tuple[Launch, Ended]] = []
-        # One look when the first launches are there, and one after every launch that a row in doubt gets. What is to
-        # be stored is measured as it was asked for: more launches only where it looks slow would bias it.
-        for pair in self._launches(case, label=label, plan=plan, reference=reference):
-            ran.append(pair)
-            if pair[0].outcome == "ok" and len(ran) < self.settings.launches:
-                continue
-            record = self._record(case, label=label, launches=[one for one, _ in ran])
-            verdict = self._verdict(record, stored)
-            if self.settings.save_baseline or not verdict.doubtful:
-                break
-        else:
-            if verdict.doubtful:
-                # Launches that it should have had could not be started any more.
-                verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
-        ended = ran[-1][1]
-        if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
+        # What is to be stored is measured as it was asked for: more launches only where it looks slow would bias it.
+        saves = self.settings.save_baseline
+        measured = self.measure(
+            case, label=label, plan=plan, reference=reference, before=stored, settle=not saves
+        )
+        record, verdict = measured.record, measured.verdict
+        if saves and record.outcome in baseline.KEPT_OUTCOMES:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=record.reason, compared=True)
@@ -140,10 +139,38 @@ class Runner:
             baseline=stored,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
-            stale="" if stored is None or self.settings.save_baseline else self._stale(stored, verdict),
-            by_hand=ended.by_hand,
-            detail=ended.detail,
+            stale="" if stored is None or saves else self._stale(stored, verdict),
+            by_hand=measured.ended.by_hand,
+            detail=measured.ended.detail,
         )
+
+    def measure(
+        self,
+        case: Case,
+        *,
+        label: str,
+        plan: Plan,
+        reference: Reference | None,
+        before: Record | None,
+        settle: bool = True,
+        delay_ms: float = 0.0,
+    ) -> Measured:
+        """Launch ``case`` and judge it against ``before``: when the first launches are there, and with ``settle`` again
+        after each of those that a row in doubt gets. ``delay_ms``: see :class:`Job`."""
+        ran: list[tuple[Launch, Ended]] = []
+        for pair in self._launches(case, label=label, plan=plan, reference=reference, delay_ms=delay_ms):
+            ran.append(pair)
+            if pair[0].outcome == "ok" and len(ran) < self.settings.launches:
+                continue
+            record = self._record(case, label=label, launches=[one for one, _ in ran])
+            verdict = self._verdict(record, before)
+            if not (settle and verdict.doubtful):
+                break
+        else:
+            if verdict.doubtful:
+                # Launches that it should have had could not be started any more.
+                verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
+        return Measured(record=record, verdict=verdict, ended=ran[-1][1])
 
     def _verdict(self, record: Record, stored: Record | None) -> Verdict:
         then = self.environment if stored is None else Environment.from_json(stored.environment)
@@ -178,7 +205,7 @@ class Runner:
             raise
 
     def _launches(
-        self, case: Case, *, label: str, plan: Plan, reference: Reference | None
+        self, case: Case, *, label: str, plan: Plan, reference: Reference | None, delay_ms: float
     ) -> Iterator[tuple[Launch, Ended]]:
         """One launch after the other, each started when it is asked for, up to the first that is not ``ok``."""
         truth = self._truth(case, reference, label) if reference else Ended()
@@ -193,7 +220,7 @@ class Runner:
                 return  # one more would only be cut off
             began = time.monotonic()
             asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", in doubt"
-            ended = self._launch(f"{label} launch {number}{asked}", case=case, plan=plan)
+            ended = self._launch(f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome != "ok":
                 yield Launch(outcome=ended.outcome, reason=ended.reason), ended

@@ -93,6 +93,11 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "calibrate": Option(
+        help="try what a run on this machine can see: launches with nothing changed, and with slowdowns planted",
+        default=False,
+        parse=_switch,
+    ),
     "launches": Option(help="process launches of each case (default: 3)", default=3, parse=_count, metavar="N"),
     "confirm": Option(
         help="fresh launches at most that a row in doubt gets, one at a time, before it is a regression (default: 7)",
@@ -191,6 +196,7 @@ class Settings:
 
     hw: str
     save_baseline: bool
+    calibrate: bool
     launches: int
     confirm: int
     night_error: float
@@ -240,5 +246,7 @@ def read(
         if isinstance(values[name], Path):
             # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
             values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
+    if values["calibrate"] and values["save_baseline"]:
+        raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
     return Settings(**values, preload=ini.get("preload", ""), ci=ci)

@@ -16,6 +16,7 @@ from pytest_trainbench.record import Record
 OUTCOMES: dict[str, str] = {
     "ok": "passes",
     "saved": "passes",
+    "calibrated": "passes",
     "improvement": "passes",
     "no-baseline": "warns",
     "noisy": "warns",

@@ -16,13 +16,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench import measure
 from pytest_trainbench.case import Case
+from pytest_trainbench.delay import slowed
 from pytest_trainbench.record import Trace
 from pytest_trainbench.step import Step
 
@@ -43,7 +44,8 @@ class Job:
     """All that a rank is told.
 
     With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
-    rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``.
+    rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``. ``delay_ms``
+    is a slowdown of every step, planted to see whether it is found.
     """
 
     case: Case
@@ -54,6 +56,7 @@ class Job:
     plan: measure.Plan = field(default_factory=measure.Plan)
     reference_steps: int | None = None
     import_path: tuple[str, ...] = ()
+    delay_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.collective_limit_s < self.limit_s:
@@ -210,6 +213,8 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
 
     phases("building the step")
     step = build_step(job.case, mesh)
+    if job.delay_ms:
+        step = replace(step, run=slowed(step.run, job.delay_ms, device))
     before = measure.digest(step.parameters())
     if job.reference_steps is None:
         timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)

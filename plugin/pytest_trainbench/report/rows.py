@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_trainbench.record import Record
+from pytest_trainbench.report.calibration import Calibration
 from pytest_trainbench.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Row:
 
     accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
     by_hand: the command that runs the case without pytest. same_as: the test of the same case whose measurement this
-    is.
+    is. calibration: what ``--calibrate`` found.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Row:
     by_hand: str = ""
     detail: str = ""
     same_as: str = ""
+    calibration: Calibration | None = None
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:

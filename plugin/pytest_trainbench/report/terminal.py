@@ -12,6 +12,7 @@ from tabulate import tabulate
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.metrics import METRICS, host_bound
 from pytest_trainbench.record import Record
+from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
 
@@ -65,6 +66,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
         said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
+    said += calibration.said([row.calibration for row in rows if row.calibration])
     return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()

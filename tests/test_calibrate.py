@@ -1,0 +1,143 @@
+"""What a machine can see is tried: with nothing changed, and with slowdowns planted."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import case, trace
+
+from pytest_trainbench import runner, settings
+from pytest_trainbench.calibrate import PLANTED, calibrate
+from pytest_trainbench.delay import slowed
+from pytest_trainbench.environment import Environment
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.launch import Ended
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.report import calibration
+from pytest_trainbench.report.calibration import Calibration, Trial
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.runner import Runner
+from pytest_trainbench.worker import Job
+
+Step = Callable[[int], float]
+"""Step time of the launch with this number, in ms, before any delay."""
+
+
+def calibrated(folder: Path, monkeypatch: pytest.MonkeyPatch, step_ms: Step) -> tuple[Row, list[Job]]:
+    """A row on a machine whose launches take ``step_ms`` and what is planted."""
+    jobs: list[Job] = []
+
+    def launch(job: Job, **_: Any) -> Ended:
+        jobs.append(job)
+        times = [step_ms(len(jobs) - 1) + job.delay_ms] * 4
+        return Ended(traces=(trace(0, step_ms=times), trace(1, step_ms=times)))
+
+    monkeypatch.setattr(runner, "launch", launch)
+    of = Runner(
+        settings=settings.read({"calibrate": "true"}, {}, {"baseline_dir": str(folder / "none")}, folder),
+        hardware=Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4),
+        environment=Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd"),
+        folder=folder / "ranks",
+        import_path=(),
+        progress=lambda _: contextlib.nullcontext(lambda _: None),
+    )
+    return calibrate(of, case(), label="mine", plan=Plan(), reference=None), jobs
+
+
+def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3))
+    assert row.verdict.outcome == "calibrated"
+    found = row.calibration
+    assert found is not None and not found.red
+    assert [(trial.planted, trial.found) for trial in found.trials] == [(planted, True) for planted in PLANTED]
+    assert {job.delay_ms for job in jobs} == {0.0, *(planted * 100.1 for planted in PLANTED)}
+    assert [job.delay_ms for job in jobs[:6]] == [0.0] * 6, "a baseline of three, and three with nothing changed"
+    assert 0.01 < found.sees[10] < found.sees[5] < found.sees[3] < 0.05
+
+
+def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: (100, 112, 88, 94, 106)[launch % 5])
+    found = row.calibration
+    assert found is not None and not found.red
+    assert [trial.found for trial in found.trials[:2]] == [False, False]
+    assert found.sees[3] > 0.1
+
+
+def test_a_machine_that_cries_wolf_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does whose every launch is slower than the one before."""
+    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 if launch < 3 else 120)
+    assert row.verdict.outcome == "regression" and row.verdict.fails(ci=False)
+    assert row.verdict.reason is not None and row.verdict.reason.startswith("nothing was changed, and yet: step time")
+    assert row.calibration is not None and row.calibration.red
+
+
+def test_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated(tmp_path, monkeypatch, lambda launch: 100.0)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_table_and_its_sentences() -> None:
+    rows = [
+        Calibration(
+            label=label,
+            noise=0.004,
+            sees={3: 0.021, 5: 0.016},
+            red=red,
+            trials=(Trial(planted=0.02, found=found, launches=10), Trial(planted=0.05, found=True, launches=5)),
+        )
+        for label, red, found in (("a", False, True), ("b", True, False))
+    ]
+    assert calibration.table(rows).to_dict("records") == [
+        {
+            "case": "a",
+            "noise of a launch": "0.40%",
+            "sees with 3": "≥2.1%",
+            "sees with 5": "≥1.6%",
+            "nothing changed": "ok",
+            "2% slower": "found (10)",
+            "5% slower": "found (5)",
+        },
+        {
+            "case": "b",
+            "noise of a launch": "0.40%",
+            "sees with 3": "≥2.1%",
+            "sees with 5": "≥1.6%",
+            "nothing changed": "RED",
+            "2% slower": "missed (10)",
+            "5% slower": "found (5)",
+        },
+    ]
+    assert calibration.said(rows) == [
+        "nothing changed: 1 of 2 rows red: b",
+        "2% slower: found in 1 of 2 rows: not in b",
+        "5% slower: found in 2 of 2 rows",
+    ]
+
+
+def test_baselines_are_not_made_of_slowed_steps(tmp_path: Path) -> None:
+    given = dict.fromkeys(("calibrate", "save_baseline"), "true")
+    with pytest.raises(ValueError, match=r"^--calibrate plants slowdowns and cannot store baselines: leave out --save-"):
+        settings.read(given, {}, {}, tmp_path)
+
+
+def test_a_delay_keeps_a_cpu_busy_after_each_step_and_hands_on_the_loss() -> None:
+    losses = itertools.count(1.0)
+    run = slowed(lambda: torch.tensor(next(losses)), 20.0, torch.device("cpu"))
+    began, busy = time.perf_counter(), time.process_time()
+    assert [float(loss) for loss in (run(), run()) if loss is not None] == [1.0, 2.0]
+    assert time.perf_counter() - began >= 0.04
+    assert time.process_time() - busy > 0.01, "it slept"
+
+
+def test_a_delay_that_cannot_be_planted_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^no delay can be planted on a meta device: only on cuda and cpu$"):
+        slowed(lambda: None, 1.0, torch.device("meta"))
