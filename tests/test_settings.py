@@ -76,6 +76,11 @@ def test_nothing_given_gives_the_defaults() -> None:
     assert settings() == DEFAULTS
 
 
+def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:
+    assert settings({"save_baseline": "true"}).launches == 5
+    assert settings({"save_baseline": "true"}, {"TRAINBENCH_LAUNCHES": "2"}).launches == 2
+
+
 def test_every_option_is_known_here() -> None:
     assert list(GIVEN) == list(OPTIONS)
 

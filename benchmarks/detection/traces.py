@@ -30,8 +30,9 @@ not measured."""
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One metric of one record: the figures of its launches."""
+    """One metric of one record: the figures of its launches. ``hardware`` is the name of the file."""
 
+    hardware: str
     machine: str
     case: str
     host_bound: bool
@@ -41,23 +42,25 @@ class Trace:
 
 def read(folder: Path = FOLDER) -> list[Trace]:
     """All stored traces with at least two launches. A case that was host-bound in any record is in all."""
-    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    found: dict[tuple[str, str, str, str, str], list[dict[str, str]]] = {}
     bound: set[str] = set()
     for path in sorted(folder.glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
-                found.setdefault((line["machine"], line["recorded"], line["case"], line["metric"]), []).append(line)
+                key = path.stem, line["machine"], line["recorded"], line["case"], line["metric"]
+                found.setdefault(key, []).append(line)
                 if line["host_bound"] == "1":
                     bound.add(line["case"])
     return [
         Trace(
+            hardware=hardware,
             machine=machine,
             case=case,
             host_bound=case in bound,
             metric=metric,
             values=tuple(float(line["value"]) for line in lines),
         )
-        for (machine, _, case, metric), lines in found.items()
+        for (hardware, machine, _, case, metric), lines in found.items()
         if len(lines) > 1
     ]
 
