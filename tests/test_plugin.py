@@ -4,57 +4,11 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
+from own_project import STEP, pytest_run, stored
 
 import pytest_trainbench
-
-STEP = """
-import time
-import torch
-from torch.nn.parallel import DistributedDataParallel
-from pytest_trainbench import Step
-
-def my_step(mesh, *, width):
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(width, width))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(2, 32, width)
-    def run():
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad(); loss.backward(); optimizer.step()
-        time.sleep(0.004{slow})
-        return loss.detach()
-    return Step(run=run, samples=32 * mesh.size(), parameters=model.parameters, replicated=True)
-"""
-
-TEST = """
-from pytest_trainbench import Plan
-from my_steps import my_step
-
-def test_mine(bench, mesh):
-    bench(my_step, mesh=mesh, plan=Plan(min_steps=20, max_steps=20), width=16)
-"""
-
-
-@pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A user's repository with one step builder and one test."""
-    monkeypatch.delenv("CI", raising=False)
-    # Where these tests run on several processes, pytest-benchmark would take the project's for one of them.
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
-    pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
-    return pytester
-
-
-def pytest_run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("--hw", "cpu", *args)
-
-
-def stored(project: pytest.Pytester) -> list[Path]:
-    return sorted((project.path / "baselines").rglob("*.json"))
 
 
 def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> None:
@@ -125,53 +79,6 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     assert pytest_run(project).ret == 0
 
 
-def test_a_renamed_test_keeps_its_baseline(project: pytest.Pytester) -> None:
-    pytest_run(project, "--save-baseline", "--launches", "1")
-    (project.path / "test_it.py").rename(project.path / "test_renamed.py")
-    result = pytest_run(project, "--launches", "1")
-    result.stdout.no_fnmatch_line("*no-baseline*")
-
-
-def test_another_parameter_is_another_case(project: pytest.Pytester) -> None:
-    pytest_run(project, "--save-baseline", "--launches", "1")
-    project.makepyfile(test_it=TEST.replace("width=16", "width=32"))
-    pytest_run(project, "--launches", "1").stdout.fnmatch_lines(["*no-baseline*"])
-
-
-@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
-) -> None:
-    monkeypatch.setenv("CI", ci)
-    result = pytest_run(project, "--launches", "1")
-    assert result.ret == code
-    result.stdout.fnmatch_lines(
-        ["*no-baseline: mine: there is no baseline for this case on this hardware; --save-baseline stores one"]
-    )
-
-
-def test_an_edited_baseline_is_refused_in_one_sentence(project: pytest.Pytester) -> None:
-    pytest_run(project, "--save-baseline", "--launches", "1")
-    (path,) = stored(project)
-    path.write_text(path.read_text().replace('"width": 16', '"width": 17'))
-    result = pytest_run(project, "--launches", "1")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*cannot be read as a record: its id*it was edited by hand*"])
-
-
-def test_a_crashed_case_fails_and_is_not_saved(project: pytest.Pytester) -> None:
-    project.makepyfile(my_steps="def my_step(mesh, *, width):\n    raise RuntimeError('planted')\n")
-    result = pytest_run(project, "--save-baseline")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "crash: mine: rank * failed while building the step: RuntimeError: planted",
-            "*raise RuntimeError('planted')",
-        ]
-    )
-    assert stored(project) == []
-
-
 def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
@@ -221,19 +128,6 @@ def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_non
     result.stdout.no_fnmatch_line("*no case*")
 
 
-@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_where_nothing_could_be_measured_ci_is_red(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
-) -> None:
-    monkeypatch.setenv("CI", ci)
-    project.makepyfile(
-        test_it="import pytest\n\n@pytest.mark.mesh(dp=8)\ndef test_mine(bench, mesh):\n    raise AssertionError\n"
-    )
-    result = pytest_run(project)
-    assert result.ret == code
-    result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])
-
-
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
 def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str) -> None:
     project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")
@@ -253,12 +147,6 @@ def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--launches", "0")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["ERROR: --launches=0 cannot be used: it must be a whole number above 0"])
-
-
-def test_under_xdist_a_case_is_refused(project: pytest.Pytester) -> None:
-    result = pytest_run(project, "-n", "1")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*needs the machine to itself: run it without -n (pytest-xdist)"])
 
 
 def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:

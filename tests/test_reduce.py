@@ -107,6 +107,8 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
             "tokens_per_s": 8192 * 5 / total_s,
             "peak_allocated_bytes": 800 * MIB,
             "peak_reserved_bytes": 900 * MIB,
+            "samples_per_step": 8,
+            "tokens_per_step": 8192,
             "flops_per_step": 4 * 10**12,
             "tflops_per_device": 4.0 * 5 / total_s / 2,
             "mfu": 4.0 * 5 / total_s / 2 / 100,
@@ -129,7 +131,12 @@ def test_the_start_ends_where_the_first_step_begins(after: str) -> None:
 
 def test_what_is_not_known_is_absent_and_never_guessed() -> None:
     bare: dict[str, Any] = {"flops": None, "flops_counted": None, "tokens": None, "memory": {}}
-    assert set(reduce(pair(**bare), peak_tflops=None).metrics) == {"step_ms", "samples_per_s", "start_s"}
+    assert set(reduce(pair(**bare), peak_tflops=None).metrics) == {
+        "step_ms",
+        "samples_per_s",
+        "samples_per_step",
+        "start_s",
+    }
     assert "mfu" not in reduce(pair(), peak_tflops=None).metrics
 
 

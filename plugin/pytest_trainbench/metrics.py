@@ -197,6 +197,20 @@ METRICS: dict[str, Metric] = {
         gate=None,
         read=lambda window: window.peak_bytes("process_bytes"),
     ),
+    "samples_per_step": Metric(
+        title="samples a step",
+        unit="",
+        higher_is_better=True,
+        gate=Exact(),
+        read=lambda window: window.traces[0].samples,
+    ),
+    "tokens_per_step": Metric(
+        title="tokens a step",
+        unit="",
+        higher_is_better=True,
+        gate=Exact(),
+        read=lambda window: window.traces[0].tokens,
+    ),
     "flops_per_step": Metric(
         title="FLOPs",
         unit="FLOP",

@@ -1,0 +1,17 @@
+"""Fixtures of several test files."""
+
+from __future__ import annotations
+
+import pytest
+from own_project import STEP, TEST
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A user's repository with one step builder and one test."""
+    monkeypatch.delenv("CI", raising=False)
+    # Where these tests run on several processes, pytest-benchmark would take the project's for one of them.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
+    pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
+    return pytester

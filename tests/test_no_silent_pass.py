@@ -1,0 +1,150 @@
+"""Whatever keeps a row from being compared is said, and fails where nobody reads: through the public door."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from own_project import STEP, TEST, pytest_run, stored
+
+
+def edit(project: pytest.Pytester, **replaced: Any) -> None:
+    """Change fields of the stored baseline."""
+    (path,) = stored(project)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **replaced}))
+
+
+BASELINES: dict[str, str] = {}
+"""What one run stored, by path: the case is the same in every test."""
+
+
+@pytest.fixture
+def saved(project: pytest.Pytester) -> pytest.Pytester:
+    """A project with a baseline."""
+    if not BASELINES:
+        assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+        BASELINES.update({str(path.relative_to(project.path)): path.read_text() for path in stored(project)})
+    for path, text in BASELINES.items():
+        (project.path / path).parent.mkdir(parents=True, exist_ok=True)
+        (project.path / path).write_text(text)
+    return project
+
+
+NO_BASELINE = "*no-baseline: mine: there is no baseline for this case on this hardware; --save-baseline stores one"
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    result = pytest_run(project, "--launches", "1")
+    assert result.ret == code
+    result.stdout.fnmatch_lines([NO_BASELINE])
+
+
+def test_a_renamed_test_keeps_its_baseline(saved: pytest.Pytester) -> None:
+    (saved.path / "test_it.py").rename(saved.path / "test_renamed.py")
+    (saved.path / "test_renamed.py").write_text(TEST.replace("test_mine", "test_yours"))
+    result = pytest_run(saved, "--launches", "1")
+    result.stdout.fnmatch_lines(["yours * ?[0-9]*% *≥*"])
+    result.stdout.no_fnmatch_line("*no-baseline*")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("width=16", "width=32"), ("def test_mine", "import pytest\n@pytest.mark.mesh(dp=1)\ndef test_mine")],
+    ids=["another parameter", "another number of devices"],
+)
+def test_another_case_has_no_baseline(
+    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    saved.makepyfile(test_it=TEST.replace(before, after))
+    result = pytest_run(saved, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([NO_BASELINE])
+
+
+def test_a_baseline_of_another_device_does_not_compare(saved: pytest.Pytester) -> None:
+    edit(saved, environment={"must_match": {"device": "NVIDIA H200"}, "suspects": {}, "machine": ""})
+    result = pytest_run(saved, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["incomparable: mine: the baseline is of other conditions: device was NVIDIA H200, is *"]
+    )
+
+
+def test_a_case_that_was_edited_to_do_less_is_not_faster(saved: pytest.Pytester) -> None:
+    saved.makepyfile(my_steps=STEP.format(slow=" / 2").replace("32", "16"))
+    result = pytest_run(saved, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["incomparable: mine: samples a step: 64, now 32: the step does other work than the baseline's"]
+    )
+
+
+def test_an_edited_baseline_is_refused_in_one_sentence(saved: pytest.Pytester) -> None:
+    (path,) = stored(saved)
+    path.write_text(path.read_text().replace('"width": 16', '"width": 17'))
+    result = pytest_run(saved, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*cannot be read as a record: its id*it was edited by hand*"])
+
+
+def test_a_baseline_that_is_too_old_is_said(saved: pytest.Pytester) -> None:
+    edit(saved, created="2020-01-02T03:04:05+00:00")
+    pytest_run(saved, "--launches", "1").stdout.fnmatch_lines(
+        ["stale baseline: mine: it is more than 90 days old; --save-baseline makes a new one"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            "torch.manual_seed(0)",
+            "raise RuntimeError('planted')",
+            "crash: mine: rank * failed while building the step: RuntimeError: planted",
+        ),
+        ("return loss.detach()", "return loss.detach() * float('nan')", "invalid: mine: the loss of step 1 is nan"),
+        (
+            "torch.manual_seed(0)",
+            "if mesh.get_rank() == 1: import os; os._exit(0)",
+            "crash: mine: rank 0 failed while *; rank 1 ended without a word",
+        ),
+    ],
+    ids=["crash", "NaN", "missing rank"],
+)
+def test_a_run_that_went_wrong_fails_and_is_not_saved(
+    project: pytest.Pytester, before: str, after: str, said: str
+) -> None:
+    project.makepyfile(my_steps=STEP.format(slow="").replace(before, after))
+    result = pytest_run(project, "--save-baseline", "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([said])
+    assert stored(project) == []
+
+
+def test_under_xdist_a_case_is_refused(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "-n", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*needs the machine to itself: run it without -n (pytest-xdist)"])
+
+
+def test_a_selection_that_picks_nothing_is_no_pass(project: pytest.Pytester) -> None:
+    assert pytest_run(project, "-k", "zero17").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_where_nothing_could_be_measured_ci_is_red(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    project.makepyfile(
+        test_it="import pytest\n\n@pytest.mark.mesh(dp=8)\ndef test_mine(bench, mesh):\n    raise AssertionError\n"
+    )
+    result = pytest_run(project)
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])
