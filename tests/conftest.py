@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from own_project import STEP, TEST
 
+from pytest_trainbench.launch import start_fork_server
+
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
@@ -15,3 +17,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
     pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
     return pytester
+
+
+@pytest.fixture(scope="session")
+def preloaded(request: pytest.FixtureRequest) -> None:
+    """Ranks find imported what those of a benchmark run do."""
+    start_fork_server(request.config.getini("trainbench_preload"))

@@ -3,56 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import samples
+from ranks import launched, start
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
 from bench_tests.tables import ddp_scaling, tables
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch, start_fork_server
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.reduce import loss_fault
 
-ROOT = Path(__file__).parents[1]
 BUILDER = "bench_tests.training:train_step"
 WORK = {"model": "hf_Bert-tiny", "sequence": 32, "micro_batch": 2}
 WITH_BATCH_NORM = {"model": "timm_vovnet-tiny", "image": 64, "micro_batch": 4}
 
 
-def start(folder: Path, *, dp: int = 2, steps: int = 12, **params: object) -> Ended:
-    ended = launch(
-        Job(
-            case=Case(builder=BUILDER, mesh=MeshShape(dp=dp), params={"precision": "fp32", **params}),
-            device_kind="cpu",
-            folder=folder,
-            limit_s=300,
-            collective_limit_s=150,
-            plan=Plan(warmup=6, min_steps=steps - 6, max_steps=steps - 6),
-            import_path=(str(ROOT),),
-        )
-    )
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    return ended
-
-
-def train(folder: Path, **how: object) -> Launch:
-    one = reduce(start(folder, **how).traces, peak_tflops=None)
+def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
+    one = launched(start(folder, BUILDER, mesh=f"dp{dp}", **{"precision": "fp32", **params}))
     assert (one.outcome, one.reason) == ("ok", None)
     return one
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fork_server(request: pytest.FixtureRequest) -> None:
-    start_fork_server(request.config.getini("trainbench_preload"))
-
-
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def reference(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> Launch:
     return train(tmp_path_factory.mktemp("reference"), dp=1, strategy="reference", micro_batches=2, **WORK)
 
 
@@ -92,10 +67,10 @@ def test_local_sgd_is_plain_ddp_at_first_and_its_replicas_are_equal_after_every_
     begins, period = options["start"], options["period"]
     equal = {}
     for steps in (begins + 2 * period, begins + 2 * period + 1):
-        (tmp_path / str(steps)).mkdir()
-        traces = start(tmp_path / str(steps), steps=steps, strategy="local-sgd", **WORK).traces
-        equal[steps] = traces[0].digest_after == traces[1].digest_after
-        losses = reduce(traces, peak_tflops=None).losses
+        how: dict[str, Any] = {"strategy": "local-sgd", "precision": "fp32", **WORK}
+        ended = start(tmp_path / str(steps), BUILDER, mesh="dp2", steps=steps - 6, **how)
+        losses = launched(ended).losses
+        equal[steps] = ended.traces[0].digest_after == ended.traces[1].digest_after
         # The first step on their own is the first whose parameters no average has seen.
         assert loss_fault(losses[: begins + 1], reference.losses, tolerance=0.001) is None
     assert list(equal.values()) == [True, False]

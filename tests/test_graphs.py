@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import launched, start
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch.nn.parallel import DistributedDataParallel
@@ -19,15 +20,8 @@ from bench_tests.graphs.onnx_runtime import LEVELS
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import DDP_OPTIONS
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import launch, start_fork_server
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
-
-ROOT = Path(__file__).parents[1]
+from pytest_trainbench.reduce import loss_fault
 
 
 class Watched(onnxruntime.InferenceSession):
@@ -207,19 +201,7 @@ def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions:
 
 def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
     work = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
-    ended = launch(
-        Job(
-            case=Case(builder="bench_tests.training:train_step", mesh=MeshShape(dp=dp), params={**work, **params}),
-            device_kind="cpu",
-            folder=folder,
-            limit_s=240,
-            collective_limit_s=200,
-            plan=Plan(warmup=6, min_steps=4, max_steps=4),
-            import_path=(str(ROOT),),
-        )
-    )
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    return reduce(ended.traces, peak_tflops=None)
+    return launched(start(folder, "bench_tests.training:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
 
 @pytest.mark.parametrize(
@@ -227,9 +209,8 @@ def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
     [("inductor", "fp32", 0.001), ("ort-all", "fp32", 0.001), ("ort-all", "fp16", 0.01)],
 )
 def test_two_ranks_have_the_unsharded_eager_models_losses(
-    graph: str, precision: str, tolerance: float, tmp_path: Path, request: pytest.FixtureRequest
+    graph: str, precision: str, tolerance: float, tmp_path: Path, preloaded: None
 ) -> None:
-    start_fork_server(request.config.getini("trainbench_preload"))
     reference = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, precision=precision)
 
     one = train(tmp_path / "job", strategy="ddp", graph=graph, precision=precision)

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import launched, start
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench_tests.layers import DIRECTIONS, LAYERS, find_layer
 from bench_tests.layers.grid import Run, full, headline, published, smoke
 from bench_tests.layers.steps import LEAST_BYTES, LEAST_FLOPS, layer_pass, matrix_product, repeats, vector_product
-from pytest_trainbench import MeshShape, Plan, Step, flops
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import launch
-from pytest_trainbench.reduce import reduce
-from pytest_trainbench.worker import Job
-
-ROOT = Path(__file__).parents[1]
+from pytest_trainbench import Step, flops
 
 LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
 SMALL = {"hidden": 32, "heads": 2, "ffn": 96, "batch": 2, "sequence": 16, "precision": "fp32"}
@@ -210,23 +205,14 @@ def test_numbers_that_overflow_are_no_result(one_device: DeviceMesh) -> None:
 
 def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
     """By a process of its own, as in a benchmark run."""
-    case = Case(
-        builder="bench_tests.layers.steps:layer_pass",
-        mesh=MeshShape(),
-        params={**SMALL, "layer": "t5-decoder", "direction": "fwd_bwd", "mode": "sdpa", "batch": 4},
+    ended = start(
+        tmp_path / "job",
+        "bench_tests.layers.steps:layer_pass",
+        warmup=4,
+        steps=4,
+        **{**SMALL, "layer": "t5-decoder", "direction": "fwd_bwd", "mode": "sdpa", "batch": 4},
     )
-    job = Job(
-        case=case,
-        device_kind="cpu",
-        folder=tmp_path / "job",
-        limit_s=120,
-        collective_limit_s=60,
-        plan=Plan(warmup=4, min_steps=4, max_steps=4),
-        import_path=(str(ROOT),),
-    )
-    ended = launch(job)
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    one = reduce(ended.traces, peak_tflops=None)
+    one = launched(ended)
     assert (one.outcome, one.reason) == ("ok", None)
     assert one.figures == {"passes_per_step": 1}
     assert one.metrics["flops_per_step"] == ended.traces[0].flops == ended.traces[0].flops_counted

@@ -7,52 +7,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import ROOT, launched, start
 from samples import capped, failed, record
 
 from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
 from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch, start_fork_server
-from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.reduce import loss_fault
 
-ROOT = Path(__file__).parents[1]
-WORK = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1}
-NO_FP16 = "Type fp16 is not supported on your device."
-"""DeepSpeed's word on CPUs without fp16 instructions."""
+WORK = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
 BUILDER = "bench_tests.parallel:parallel_step"
 
 
-def start(folder: Path, *, mesh: str = "dp1", builder: str = BUILDER, **params: object) -> Ended:
-    return launch(
-        Job(
-            case=Case(builder=builder, mesh=MeshShape.parse(mesh), params={**WORK, "precision": "fp32", **params}),
-            device_kind="cpu",
-            folder=folder,
-            limit_s=180,
-            collective_limit_s=90,
-            plan=Plan(warmup=6, min_steps=6, max_steps=6),
-            import_path=(str(ROOT), str(ROOT / "tests")),
-        )
-    )
-
-
-def train(folder: Path, **case: str) -> Launch:
-    ended = start(folder, **case)
-    if NO_FP16 in str(ended.reason):
-        pytest.skip(NO_FP16)
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    return reduce(ended.traces, peak_tflops=None)
+def train(folder: Path, *, builder: str = BUILDER, **case: str) -> Launch:
+    return launched(start(folder, builder, **{**WORK, **case}))
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Launch]:
+def references(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> dict[str, Launch]:
     """Losses of the unsharded model in each number format."""
-    start_fork_server(request.config.getini("trainbench_preload"))
     folder = tmp_path_factory.mktemp("references")
     return {
         precision: train(folder / precision, engine="reference", precision=precision)
@@ -170,7 +146,7 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(
 def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, object], sentence: str, tmp_path: Path) -> None:
     if reason := ENGINES[str(case["engine"])].missing if case["engine"] in ENGINES else None:
         pytest.skip(reason)
-    ended = start(tmp_path / "job", **case)  # type: ignore[arg-type]
+    ended = start(tmp_path / "job", BUILDER, **{**WORK, **case})
     assert ended.outcome == "crash"
     assert sentence in str(ended.reason)
 

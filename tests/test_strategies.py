@@ -5,45 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ranks import launched, start
 
 from bench_tests.strategies import STRATEGIES
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import launch, start_fork_server
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.reduce import loss_fault
 
-ROOT = Path(__file__).parents[1]
 WORK = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}
-NO_FP16 = "Type fp16 is not supported on your device."
-"""DeepSpeed's word on CPUs without fp16 instructions."""
 
 
 def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:train_step", **params: object) -> Launch:
-    case = Case(builder=builder, mesh=MeshShape(dp=dp), params={**WORK, **params})
-    ended = launch(
-        Job(
-            case=case,
-            device_kind="cpu",
-            folder=folder,
-            limit_s=120,
-            collective_limit_s=60,
-            plan=Plan(warmup=6, min_steps=6, max_steps=6),
-            import_path=(str(ROOT), str(ROOT / "tests")),
-        )
-    )
-    if ended.reason and NO_FP16 in ended.reason:
-        pytest.skip(NO_FP16)
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    return reduce(ended.traces, peak_tflops=None)
+    return launched(start(folder, builder, mesh=f"dp{dp}", **{**WORK, **params}))
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Launch]:
+def references(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> dict[str, Launch]:
     """Losses of the unsharded model in each number format."""
-    start_fork_server(request.config.getini("trainbench_preload"))
     folder = tmp_path_factory.mktemp("references")
     return {
         precision: train(folder / precision, dp=1, strategy="reference", micro_batches=2, precision=precision)

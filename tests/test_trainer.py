@@ -11,49 +11,27 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import ROOT, launched, start
 
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
 from bench_tests.trainer.turns import Turns
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch, start_fork_server
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.launch import Ended
 from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.reduce import loss_fault
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("preloaded")
+
 CPU = torch.device("cpu")
 WORK = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def fork_server(request: pytest.FixtureRequest) -> None:
-    start_fork_server(request.config.getini("trainbench_preload"))
-
-
-def end(folder: Path, builder: str, *, dp: int, reference_steps: int | None = None, **params: Any) -> Ended:
-    return launch(
-        Job(
-            case=Case(
-                builder=f"bench_tests.trainer.steps:{builder}", mesh=MeshShape(dp=dp), params={**WORK, **params}
-            ),
-            device_kind="cpu",
-            folder=folder,
-            limit_s=120,
-            collective_limit_s=60,
-            plan=Plan(warmup=4, min_steps=8, max_steps=8),
-            reference_steps=reference_steps,
-            import_path=(str(ROOT), str(ROOT / "tests")),
-        )
-    )
+def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
+    return start(folder, f"bench_tests.trainer.steps:{builder}", mesh=f"dp{dp}", **{**WORK, **params})
 
 
 def run(folder: Path, builder: str, *, dp: int, **params: Any) -> Launch:
-    ended = end(folder, builder, dp=dp, **params)
-    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
-    done = reduce(ended.traces, peak_tflops=None)
+    done = launched(end(folder, builder, dp=dp, **params))
     assert (done.outcome, done.reason) == ("ok", None)
     return done
 

@@ -1,0 +1,54 @@
+"""Ranks of the suite's step builders on this CPU, started as a benchmark run starts them; fixture ``preloaded``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_trainbench.case import Case
+from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.record import Launch
+from pytest_trainbench.reduce import reduce
+from pytest_trainbench.worker import Job
+
+ROOT = Path(__file__).parents[1]
+
+NO_FP16 = "Type fp16 is not supported on your device."
+"""DeepSpeed's word on CPUs without fp16 instructions."""
+
+
+def start(
+    folder: Path,
+    builder: str,
+    *,
+    mesh: str = "dp1",
+    warmup: int = 6,
+    steps: int = 6,
+    limit_s: float = 300.0,
+    reference_steps: int | None = None,
+    **params: object,
+) -> Ended:
+    """Ends of the ranks that train for so many steps of warm-up and so many timed ones."""
+    return launch(
+        Job(
+            case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=limit_s,
+            collective_limit_s=limit_s / 2,
+            plan=Plan(warmup=warmup, min_steps=steps, max_steps=steps),
+            reference_steps=reference_steps,
+            import_path=(str(ROOT), str(ROOT / "tests")),
+        )
+    )
+
+
+def launched(ended: Ended) -> Launch:
+    """The launch of ranks that came to their end; skips where this CPU lacks fp16."""
+    if NO_FP16 in str(ended.reason):
+        pytest.skip(NO_FP16)
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return reduce(ended.traces, peak_tflops=None)
