@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from pytest_trainbench.drift import NIGHTS_MOST, SPLITS, Drift, _above, _chances, needed, nights, rise, watch
+from pytest_trainbench.drift import NIGHTS_MOST, SPLITS, Drift, Watch, _above, _chances, needed, nights, rise, watch
 from pytest_trainbench.environment import Environment
 from pytest_trainbench.history import Entry, Run
 from pytest_trainbench.report.trend import lines
@@ -201,6 +201,48 @@ def test_a_drift_says_since_when_and_what_differs() -> None:
         " (8 nights against 32 before; commit: a1b2c3 → d4e5f6)",
         "a drift is said every night, until it is mended or --save-baseline accepts it",
         "history: 1 drift over 40 nights on this machine",
+    ]
+
+
+def test_a_baseline_that_is_saved_now_and_then_hides_no_drift() -> None:
+    history = [
+        run(number, 100 * math.exp(value) * 1.003 ** max(0, number - 30), baseline=f"baseline {number // 4}")
+        for number, value in enumerate(quiet(42))
+    ]
+    assert [one.metric for one in watch(history[:-1], history[-1], night_error=1 / 30).drifts] == ["step_ms"]
+
+
+def test_where_all_rows_drift_the_largest_are_said() -> None:
+    drifts = tuple(
+        Drift(
+            id=str(number),
+            label=f"row {number}",
+            metric="step_ms",
+            change=number / 100,
+            since=date(2026, 10, 2),
+            nights_since=5,
+            nights_before=30,
+            differs=tuple((f"library {each}", "1", "2") for each in range(4)),
+        )
+        for number in range(1, 13)
+    )
+    said = lines(Watch(nights={one.id: 35 for one in drifts}, needed=18, drifts=drifts), Path("/history"))
+    assert said[0] == (
+        "drift: row 12: step time 12.0% worse since 2026-10-02"
+        " (5 nights against 30 before; library 0: 1 → 2; library 1: 1 → 2; library 2: 1 → 2; and 1 more)"
+    )
+    assert said[10:] == [
+        "drift: and 2 more, all smaller",
+        "a drift is said every night, until it is mended or --save-baseline accepts it",
+        "history: 12 drift over 35 nights on this machine",
+    ]
+
+
+def test_rows_that_have_too_few_nights_are_counted() -> None:
+    said = lines(Watch(nights={"one": 3, "two": 40, "three": 5}, needed=14), Path("/history"))
+    assert said == [
+        "history: 2 of 3 rows have fewer than the 14 nights on this machine that a drift takes to be seen;"
+        " no drift in the others"
     ]
 
 

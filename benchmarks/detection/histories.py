@@ -61,8 +61,8 @@ def student(history: History) -> bool:
 
 def otava(history: History, *, chance: float = 0.001, least: float = 0.0) -> bool:
     """Apache Otava (Hunter; Fleming et al., ICPE 2023): E-divisive, points merged by a t-test. Its last change point
-    is upwards. 0.001 and no least magnitude are its library's defaults. One window holds all nights: where windows overlap,
-    0.8.0 may find a point twice, and raises."""
+    is upwards. 0.001 and no least magnitude are its library's defaults. One window holds all nights: where windows
+    overlap, 0.8.0 may find a point twice, and raises."""
     from otava.analysis import compute_change_points
 
     figures = np.exp(history.figures)
@@ -76,13 +76,14 @@ def strict_otava(history: History) -> bool:
 
 
 def pelt(history: History) -> bool:
-    """ruptures: PELT (Killick et al., 2012) with squared errors, and the penalty of BIC for a mean and a place. The
-    noise that it has to be told is that of differences between neighbours, which no jump spoils. With our floor."""
+    """ruptures: PELT (Killick et al., 2012) with squared errors (its linear kernel), and the penalty of BIC for a mean
+    and a place. The noise that it has to be told is that of differences between neighbours, which no jump spoils. With
+    our floor."""
     import ruptures
 
     figures = history.figures
     noise = max(SPREAD_LEAST, 1.4826 * float(np.median(np.abs(np.diff(figures)))) / np.sqrt(2))
-    fitted = ruptures.Pelt(model="l2", min_size=SPLITS[0], jump=1).fit(figures / noise)
+    fitted = ruptures.KernelCPD(kernel="linear", min_size=SPLITS[0]).fit(figures / noise)
     ends = fitted.predict(pen=2 * np.log(len(figures)))
     if len(ends) == 1:
         return False

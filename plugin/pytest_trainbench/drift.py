@@ -64,7 +64,7 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What one run's history says. nights: by label of tonight's rows, how many nights it holds of them on this
+    """What one run's history says. nights: by id of tonight's cases, how many nights it holds of them on this
     machine. needed: nights without which nothing can be seen."""
 
     nights: dict[str, int]
@@ -104,8 +104,7 @@ def watch(earlier: Sequence[Run], tonight: Run, *, night_error: float, floor: fl
             )
     held: dict[str, int] = {}
     for (case_id, _), row in series.items():
-        label = tonight.entries[case_id].label
-        held[label] = max(held.get(label, 0), len(row))
+        held[case_id] = max(held.get(case_id, 0), len(row))
     return Watch(nights=held, needed=needed(error), drifts=tuple(drifts))
 
 

@@ -84,7 +84,7 @@ class Session:
             from pytest_trainbench.runner import Runner
 
             environment = capture(self.hardware, self.config.rootpath, environ=self.environ)
-            if self.settings.history is not None:
+            if self.settings.history is not None and not self.settings.calibrate:
                 self.log = history.Log(
                     self.settings.history,
                     hardware=self.hardware.id,

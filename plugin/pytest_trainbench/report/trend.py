@@ -9,6 +9,9 @@ from pytest_trainbench.drift import Drift, Watch
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.verdict import fact, percent
 
+DRIFTS_SHOWN = 10
+"""The largest; where the machine moved, all rows did."""
+
 DIFFERS_SHOWN = 3
 
 
@@ -16,10 +19,13 @@ def lines(watch: Watch, folder: Path) -> list[str]:
     """A line for each drift, and one that says how far back the history reaches; none where no row has figures."""
     if not watch.nights:
         return []
-    said = [_drift(one) for one in watch.drifts]
+    largest = sorted(watch.drifts, key=lambda one: -one.change)
+    said = [_drift(one) for one in largest[:DRIFTS_SHOWN]]
+    if len(largest) > DRIFTS_SHOWN:
+        said.append(f"drift: and {len(largest) - DRIFTS_SHOWN} more, all smaller")
     if said:
         said.append("a drift is said every night, until it is mended or --save-baseline accepts it")
-    short = [label for label, count in watch.nights.items() if count < watch.needed]
+    short = [case_id for case_id, count in watch.nights.items() if count < watch.needed]
     fewest, most = min(watch.nights.values()), max(watch.nights.values())
     span = f"{fewest} to {most}" if fewest < most else str(most)
     if len(short) == len(watch.nights):
