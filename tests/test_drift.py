@@ -72,8 +72,10 @@ def figures(history: Sequence[Run]) -> list[float]:
 
 @pytest.mark.parametrize(("before", "since"), [(4, 4), (3, 5), (9, 6)])
 def test_the_chance_is_that_of_all_orders(before: int, since: int) -> None:
-    every = [_above([*(set(range(before + since)) - set(late)), *late], before)
-             for late in itertools.combinations(range(before + since), since)]  # fmt: skip
+    every = [
+        _above([*(set(range(before + since)) - set(late)), *late])[since]
+        for late in itertools.combinations(range(before + since), since)
+    ]
     counted = [sum(above >= u for above in every) / len(every) for u in range(before * since + 1)]
     assert _chances(before, since) == pytest.approx(counted)
 
@@ -81,12 +83,12 @@ def test_the_chance_is_that_of_all_orders(before: int, since: int) -> None:
 def test_the_chance_is_scipys() -> None:
     values = quiet(40, seed=3)
     expected = mannwhitneyu(values[28:], values[:28], alternative="greater", method="exact").pvalue
-    assert _chances(28, 12)[_above(values, 28)] == pytest.approx(expected)
+    assert _chances(28, 12)[_above(values)[12]] == pytest.approx(expected)
 
 
 def test_equal_nights_are_no_rise() -> None:
     assert rise([0.0] * 60, error=ERROR, floor=0.0) is None
-    assert _above([1.0, 2.0, 2.0, 3.0], 2) == 3, "of four pairs 2 and 2 are equal"
+    assert _above([1.0, 2.0, 2.0, 3.0]) == [0, 3, 3, 3, 0], "2 and 2 are equal"
 
 
 def test_a_jump_is_dated_and_sized() -> None:

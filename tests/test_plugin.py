@@ -6,7 +6,6 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import pytest
 from own_project import STEP, pytest_run, stored

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timezone
 from functools import cache
-from itertools import count
+from itertools import accumulate, count
 
 from pytest_trainbench.environment import Difference, Environment, differences
 from pytest_trainbench.history import Run
@@ -145,12 +144,18 @@ def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, 
 
     Of series without a change, in any order with the same chance, at most the fraction ``error`` is said to rise.
     """
-    share = error / len(SPLITS)
-    splits = (len(figures) - last for last in SPLITS if len(figures) - last >= SPLITS[0])
-    if not any(_chances(first, len(figures) - first)[_above(figures, first)] <= share for first in splits):
+    share, above = error / len(SPLITS), _above(figures)
+    size, least = len(figures), SPLITS[0]
+    if not any(_chances(size - last, last)[above[last]] <= share for last in SPLITS if last <= size - least):
         return None
-    first = max(range(SPLITS[0], len(figures) - SPLITS[0] + 1), key=lambda first: _score(figures, first))
-    change = math.expm1(statistics.median(figures[-SPLITS[0] :]) - statistics.median(figures[:first]))
+
+    def score(last: int) -> float:
+        """Standard deviations over the mean."""
+        pairs = last * (size - last)
+        return (above[last] - pairs / 2) / math.sqrt(pairs * (size + 1) / 12)
+
+    first = size - max(range(least, size - least + 1), key=score)
+    change = math.expm1(statistics.median(figures[-least:]) - statistics.median(figures[:first]))
     return (first, change) if change >= floor else None
 
 
@@ -164,17 +169,14 @@ def needed(error: float) -> int:
     )
 
 
-def _above(figures: Sequence[float], first: int) -> int:
-    """Pairs of an earlier and a later night of which the later is higher. Equal ones count against a rise, so that the
-    chance is never too small."""
-    before = sorted(figures[:first])
-    return sum(bisect_left(before, figure) for figure in figures[first:])
-
-
-def _score(figures: Sequence[float], first: int) -> float:
-    """How many standard deviations :func:`_above` is over its mean."""
-    pairs = first * (len(figures) - first)
-    return (_above(figures, first) - pairs / 2) / math.sqrt(pairs * (len(figures) + 1) / 12)
+def _above(figures: Sequence[float]) -> list[int]:
+    """By the number of last nights, 0, 1, …: pairs of one of them and one before of which the later is higher. Equal
+    ones count against a rise, so that the chance is never too small."""
+    places = [0] * len(figures)
+    for place, night in enumerate(sorted(range(len(figures)), key=lambda night: (figures[night], -night))):
+        places[night] = place
+    sums = accumulate(reversed(places), initial=0)
+    return [total - last * (last - 1) // 2 for last, total in enumerate(sums)]
 
 
 @cache

@@ -137,7 +137,7 @@ def read_runs(folder: Path, *, since: date = date.min) -> tuple[list[Run], list[
     each file that cannot be read."""
     runs, problems = [], []
     for path in sorted(folder.rglob("*.jsonl"), key=lambda path: path.name):
-        if path.name < f"{since:%Y%m%d}":
+        if path.name < since.isoformat().replace("-", ""):
             continue
         try:
             runs.append(read_run(path))
