@@ -23,3 +23,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 def preloaded(request: pytest.FixtureRequest) -> None:
     """Ranks find imported what those of a benchmark run do."""
     start_fork_server(request.config.getini("trainbench_preload"))
+
+
+@pytest.fixture(autouse=True)
+def _no_history_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests measure is no part of the history of whoever runs them."""
+    monkeypatch.setenv("TRAINBENCH_HISTORY", "none")

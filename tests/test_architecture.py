@@ -30,8 +30,10 @@ LADDER = (
     "baseline",
     "detect",
     "environment",
+    "history",
     "noise",
     "verdict",
+    "drift",
     "settings",
     "frame",
     # Text.
@@ -41,6 +43,7 @@ LADDER = (
     "report.cost",
     "report.effects",
     "report.terminal",
+    "report.trend",
     "report.markdown",
     # Processes.
     "worker",

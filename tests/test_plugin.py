@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+from datetime import datetime, timedelta
 
 import pytest
 from own_project import STEP, pytest_run, stored
@@ -181,6 +183,36 @@ def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
     pytest_run(project, "--report-md", "summary.md", "--launches", "1")
     text = (project.path / "summary.md").read_text()
     assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
+
+
+def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) -> None:
+    """The nights before are the first run's, dated back and made faster, then a little slower every time."""
+    pytest_run(project, "--launches", "1", "--history", "kept")
+    (first,) = (project.path / "kept").glob("cpu-*/*.jsonl")
+    text = first.read_text()
+    (step_ms,) = re.findall(r'"step_ms": ([\d.]+)', text)
+    started = datetime.fromisoformat(json.loads(text.splitlines()[0])["started"])
+    for back in range(1, 26):
+        day, ratio = started - timedelta(days=back), 0.2 * 1.003 ** (25 - back)
+        faster = re.sub(rf'"step_ms": {step_ms}', f'"step_ms": {float(step_ms) * ratio}', text)
+        name = f"{day:%Y%m%dT%H%M%SZ}-{back:08x}.jsonl"
+        (first.parent / name).write_text(faster.replace(started.isoformat(), day.isoformat()))
+
+    result = pytest_run(project, "--launches", "1", "--history", "kept", "--report-md", "summary.md")
+    assert result.ret == 0, "a drift fails no test"
+    result.stdout.fnmatch_lines(
+        ["drift: mine: step time *% worse since 20* (* nights against * before*)", "history: 1 drift over 26 nights *"]
+    )
+    (project.path / "summary.md").read_text().index("- drift: mine: step time ")
+    last = max(first.parent.iterdir(), key=lambda path: path.stat().st_mtime)
+    assert json.loads(last.read_text().splitlines()[-1]) == {"drift": "my_step(width=16) @ dp2"}
+
+
+def test_a_history_that_cannot_be_kept_stops_no_run(project: pytest.Pytester) -> None:
+    (project.path / "kept").write_text("")
+    result = pytest_run(project, "--launches", "1", "--history", "kept")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["history: *cannot be written (*); --history DIR names another folder"])
 
 
 def test_a_run_limit_is_said_and_stops_what_is_left(project: pytest.Pytester) -> None:

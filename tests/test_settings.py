@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench.hardware import Price
-from pytest_trainbench.settings import OPTIONS, Settings, flag, fraction, gigabytes, read
+from pytest_trainbench.settings import HISTORY, OPTIONS, Settings, flag, fraction, gigabytes, read
 
 ROOT = Path("/project")
 
@@ -29,6 +29,7 @@ DEFAULTS = Settings(
     launch_timeout=600.0,
     run_timeout=None,
     results=None,
+    history=HISTORY,
     cost=False,
     price=None,
     task_samples=None,
@@ -53,6 +54,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "launch_timeout": ("90.5", 90.5),
     "run_timeout": ("3600", 3600.0),
     "results": ("/results", Path("/results")),
+    "history": ("/history", Path("/history")),
     "cost": ("true", True),
     "price": ("2.5USD", Price(amount=2.5, currency="USD", per="hour", date=None, source="--price")),
     "task_samples": ("2048", 2048),
@@ -129,6 +131,10 @@ def test_other_paths_are_seen_from_where_they_were_named_too() -> None:
     assert settings({"results": "out"}, {}, {"report_md": "report.md"}) == dataclasses.replace(
         DEFAULTS, results=Path.cwd() / "out", report_md=ROOT / "report.md"
     )
+
+
+def test_a_history_can_be_switched_off() -> None:
+    assert settings({"history": "none"}).history is None
 
 
 COUNT = "it must be a whole number above 0"

@@ -10,9 +10,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import binomtest
 from tabulate import tabulate
 
+from benchmarks.detection.histories import (
+    WATCHERS,
+    changed,
+    dealt,
+    found_after,
+    histories,
+    lasting,
+    own,
+    replaced,
+    sometimes,
+    suites,
+    wandering,
+    weekly,
+)
 from benchmarks.detection.judges import JUDGES, METRIC_ERROR, Calls, Judge, limit, ours
 from benchmarks.detection.nights import (
     FIRST,
@@ -36,6 +51,26 @@ DRIFT = 0.003
 """Slower by this every night, against one baseline."""
 
 DRIFT_NIGHTS = 40
+
+RESAVED = 3
+"""Nights after which someone saves the baseline anew."""
+
+BEFORE, AFTER = 40, 45
+"""Nights of a history before its row changed, and since."""
+
+CHANGES: dict[str, dict[str, float]] = {
+    "jump of 1.5%": {"jump": 0.015},
+    "jump of 2%": {"jump": 0.02},
+    "jump of 3%": {"jump": 0.03},
+    "drift of 0.3% a night": {"drift": 0.003},
+    "drift of 0.1% a night": {"drift": 0.001},
+    "drift of 0.05% a night": {"drift": 0.0005},
+}
+
+WATCHED = {"ours": 1.0, "Student's t": 0.025}
+"""Share of the histories that a method is replayed on; that of others is between."""
+
+WATCHED_ELSE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +96,16 @@ QUIET_COST = {0.005: 0.05, 0.01: 0.25}
 def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     """The paragraphs of the page; ``scale`` multiplies the number of nights."""
 
-    def many(count: int) -> int:
-        return max(50, round(count * scale))
+    def many(count: int, least: int = 50) -> int:
+        return max(least, round(count * scale))
 
     gpu = [trace for trace in traces if not trace.hardware.startswith("cpu")]
     cpu = [trace for trace in traces if trace.hardware.startswith("cpu")]
     yield "# What the verdict finds, and how often it is wrong"
     yield (
-        "Printed by `python -m benchmarks.detection`: nights replayed through the plugin's own judge and through the"
-        " rules of other tools, on the same launches. *Real* nights deal out anew the"
+        "Printed by `python -m benchmarks.detection` (`tox run -e detection` installs the libraries that it compares"
+        " with): nights replayed through the plugin's own judge and through the rules of other tools, on the same"
+        " launches. *Real* nights deal out anew the"
         f" {_launches(gpu)} launches on {len({trace.machine for trace in gpu})} machines with H200s and the"
         f" {_launches(cpu)} of small models on 2 busy CPU cores in `benchmarks/detection/traces`; all others are"
         " synthetic: noise with the tails of Student's t with 5 degrees of freedom. The *suites* have 100 rows each, as"
@@ -129,9 +165,11 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
 
     yield f"## Drift of {DRIFT:.1%} a night"
     yield "How much slower a row of 0.5 % noise was, against one baseline, when it was first red: median, nine in ten."
-    drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items()]
+    drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items() if name != "Otava"]
     columns = ["left", "right", "right"]
     yield tabulate(drifted, headers=["judge", "median", "nine in ten"], tablefmt="pipe", colalign=columns)
+
+    yield from _histories(gpu, cpu, many)
 
     yield "## Goals"
     yield (
@@ -143,10 +181,85 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     )
 
 
-def _goals(calm: dict[str, Calls], quiet: dict[str, Nights], many: Callable[[int], int]) -> Iterator[tuple[str, ...]]:
+def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., int]) -> Iterator[str]:
+    """What is said of a row's own history, by ours and by libraries for change points."""
+    rows, fewer = many(20_000), many(4_000)
+    quiet = {
+        "noise 0.5%": histories(rows, tailed(0.005)),
+        "noise 0.5%, and 0.5% of each night's own": histories(rows, tailed(0.005), night=own(0.005)),
+        "suites of 100 rows": suites(rows, gpu),
+        "real launches on H200s, drawn anew": dealt(rows, gpu),
+        "real launches on a CPU, drawn anew": dealt(rows, cpu),
+        "noise 0.5%, 1 night in 10 is 14% slow": histories(fewer, tailed(0.005), night=sometimes(0.14, 0.1)),
+        "host with two moods, 5% apart, 1 night in 5": histories(fewer, tailed(0.003), night=sometimes(0.05, 0.2)),
+        "another machine, 3% slower, since 10 nights": replaced(
+            histories(fewer, tailed(0.005)), nights_ago=10, slower=0.03
+        ),
+        "five nights of seven 1.5% slower": histories(fewer, tailed(0.005), night=weekly(0.015)),
+        "moods that stay for 3 nights, 2% apart, 1 night in 5": histories(
+            fewer, tailed(0.003), night=lasting(0.02, 0.2, 3)
+        ),
+        "0.5% of each night's own, of which half stays": histories(fewer, tailed(0.005), night=wandering(0.005, 0.5)),
+    }
+    yield "## Histories in which nothing changed"
+    yield (
+        "How often a drift was said tonight. A history has 20 to 90 nights, each a median of three launches. Ours may"
+        f" err {METRIC_ERROR:.2g} times, as for a single night, and looks at the nights of tonight's machine; others"
+        " are shown all nights. The last three rows break its one assumption, that nights could have come in any order:"
+        " what stays for some nights looks like a change."
+    )
+    lines = [
+        [
+            name,
+            *(
+                _share(np.array([watcher(one) for one in each[: round(rows * WATCHED.get(who, WATCHED_ELSE))]]))
+                for who, watcher in WATCHERS.items()
+            ),
+        ]
+        for name, each in quiet.items()
+    ]
+    columns = ["left", *["right"] * len(WATCHERS)]
+    yield tabulate(lines, headers=["", *WATCHERS], tablefmt="pipe", colalign=columns)
+
+    yield "## Drift that no night sees"
+    yield (
+        f"Nights until it was said: median, nine in ten. {BEFORE} quiet nights came before; launches have 0.5 % noise"
+        " and each night 0.3 % of its own. *Single nights*: the verdict alone, where someone saves the baseline anew"
+        f" every {RESAVED} nights, which ours does not notice. *Never*: not in {AFTER} nights."
+    )
+    lines = []
+    for name, change in CHANGES.items():
+        base = histories(many(300, 10), tailed(0.005), length=BEFORE + AFTER, night=own(0.003), seed=6)
+        made = changed(base, after=BEFORE, **change)
+        after = [
+            found_after(watcher, made if who == "ours" else made[: many(60, 5)], after=BEFORE)
+            for who, watcher in WATCHERS.items()
+        ]
+        lines.append([name, _nights(_resaved(many(100, 10), **change)), *map(_nights, after)])
+    headers = ["", "single nights", *WATCHERS]
+    yield tabulate(lines, headers=headers, tablefmt="pipe", colalign=["left", *["right"] * (len(headers) - 1)])
+
+
+def _nights(first: NDArray[np.float64]) -> str:
+    ends = np.quantile(first, [0.5, 0.9], method="higher")
+    return ", ".join("never" if np.isinf(night) else f"{night:.0f}" for night in ends)
+
+
+def _resaved(rows: int, *, jump: float = 0.0, drift: float = 0.0) -> NDArray[np.float64]:
+    """Nights until the verdict was red, against a baseline that is saved anew."""
+    first = np.full(rows, np.inf)
+    for night in range(1, AFTER + 1):
+        saved = (night - 1) // RESAVED * RESAVED
+        grown = [(1 + jump * (at > 0)) * (1 + drift * at) for at in (saved, night)]
+        tonight = nights(rows, tailed(0.005), slower=grown[1] / grown[0] - 1, seed=100 + night)
+        first = np.where(ours(tonight).red & np.isinf(first), night, first)
+    return first
+
+
+def _goals(calm: dict[str, Calls], quiet: dict[str, Nights], many: Callable[..., int]) -> Iterator[tuple[str, ...]]:
     for name, calls in calm.items():
         good = calls.red.mean() <= METRIC_ERROR
-        yield f"at most {METRIC_ERROR:.2g} of nights red: {name}", "5", _share(calls), "", _passed(good)
+        yield f"at most {METRIC_ERROR:.2g} of nights red: {name}", "5", _share(calls.red), "", _passed(good)
     for sd, most in QUIET_COST.items():
         more = calm[f"noise {sd:.1%}"].spent.mean() / FIRST - 1
         yield f"at most {most:.0%} more launches at {sd:.1%} noise", "5", f"{more:.1%}", "", _passed(more <= most)
@@ -160,21 +273,22 @@ def _goals(calm: dict[str, Calls], quiet: dict[str, Nights], many: Callable[[int
             calls = ours(nights(many(4_000), tailed(goal.sd), slower=goal.slower, stored=stored, seed=3))
             best = limit(goal.sd, goal.slower, stored=stored, launches=FIRST + MORE)
             what = f"{goal.found:.0%} of {goal.slower:.0%} slower at {goal.sd:.1%} noise"
-            yield what, str(stored), _share(calls), f"{best:.1%}", _passed(calls.red.mean() >= goal.found)
+            yield what, str(stored), _share(calls.red), f"{best:.1%}", _passed(calls.red.mean() >= goal.found)
     for sd in NOISE:
         sees = float(np.median([change.sees for change in calm[f"noise {sd:.1%}"].changes]))
         calls = ours(nights(many(2_000), tailed(sd), slower=sees, seed=4))
         what = f"80% of what a row sees ({sees:.1%} at {sd:.1%} noise)"
-        yield what, "5", _share(calls), "", _passed(calls.red.mean() >= 0.8)
+        yield what, "5", _share(calls.red), "", _passed(calls.red.mean() >= 0.8)
 
 
-def _table(rows: dict[str, Nights], own: dict[str, Calls]) -> str:
+def _table(rows: dict[str, Nights], judged: dict[str, Calls]) -> str:
     lines = []
     for name, each in rows.items():
-        calls = {judge: own[name] if judge == "ours" else JUDGES[judge](each) for judge in JUDGES}
-        noisy = np.mean([change.outcome == "noisy" for change in own[name].changes])
-        spent = f"{own[name].spent.mean():.2f}"
-        lines.append([name, f"{len(each.now):,}", *map(_share, calls.values()), f"{noisy:.1%}", spent])
+        calls = {judge: judged[name] if judge == "ours" else JUDGES[judge](each) for judge in JUDGES}
+        noisy = np.mean([change.outcome == "noisy" for change in judged[name].changes])
+        spent = f"{judged[name].spent.mean():.2f}"
+        shares = [_share(each.red) for each in calls.values()]
+        lines.append([name, f"{len(each.now):,}", *shares, f"{noisy:.1%}", spent])
     headers = ["", "nights", *JUDGES, "noisy (ours)", "launches (ours)"]
     return tabulate(lines, headers=headers, tablefmt="pipe", colalign=["left", *["right"] * (len(headers) - 1)])
 
@@ -183,9 +297,9 @@ def _launches(traces: Sequence[Trace]) -> int:
     return sum(len(trace.values) for trace in traces if trace.metric == "step_ms")
 
 
-def _share(calls: Calls) -> str:
+def _share(said: NDArray[np.bool_]) -> str:
     """For example ``0.9% (0.5–1.4)``; below 0.1 % in full."""
-    red, count = int(calls.red.sum()), len(calls.red)
+    red, count = int(said.sum()), len(said)
     low, high = binomtest(red, count).proportion_ci(method="exact")
     if high < 1e-3:
         return f"{red / count:.1e} ({low:.1e}–{high:.1e})"

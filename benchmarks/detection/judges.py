@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.detection.nights import FIRST, Nights
+from benchmarks.detection.nights import EARLIER, FIRST, Nights
 from pytest_trainbench.noise import DEFAULT, Prior, compare, learned
 from pytest_trainbench.verdict import Change, Policy, weigh
 
@@ -119,6 +120,22 @@ def bencher(nights: Nights) -> Calls:
     return _calls(nights.now[:, 0] > stored.mean(axis=1) + limit, 1)
 
 
+def otava(nights: Nights) -> Calls:
+    """Apache Otava (Hunter; Fleming et al., ICPE 2023): tonight's median after those of the nights before, in which
+    nothing changed; red where tonight is a change point upwards. With the defaults of its library, p < 0.001 and no
+    least magnitude, in one window (see :func:`benchmarks.detection.histories.otava`)."""
+    from otava.analysis import compute_change_points
+
+    red = []
+    for before, now in zip(nights.earlier, np.median(nights.now[:, :FIRST], axis=1), strict=False):
+        points, _ = compute_change_points(
+            np.array([*before, now]), window_len=2 * EARLIER + 2, max_pvalue=0.001, min_magnitude=0.0
+        )
+        tonight = [point.stats for point in points if point.index == len(before)]
+        red.append(any(stats.mean_2 > stats.mean_1 for stats in tonight))
+    return _calls(np.array(red), FIRST)
+
+
 JUDGES: dict[str, Judge] = {
     "ours": ours,
     "fixed 5 %": fixed_gate,
@@ -128,7 +145,9 @@ JUDGES: dict[str, Judge] = {
     "asv": asv,
     "Criterion.rs": criterion,
     "Bencher t, 0.99": bencher,
+    **({"Otava": otava} if find_spec("otava") else {}),
 }
+"""Otava only where it is installed: ``pip install --no-deps apache-otava``."""
 
 
 def limit(

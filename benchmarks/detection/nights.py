@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,18 @@ MORE = 7
 
 FIRST = 3
 
+EARLIER, EARLIER_ROWS = 30, 400
+"""Nights before, and of how many rows: judges that look at them are slow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Nights:
     """One row a night: ``before`` (nights × stored launches), ``now`` (nights × launches that may be asked for), in ms.
 
     group: rows of one group are similar, and a judge may learn from them. truth: how much slower the code is. block:
-    consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps within a launch.
+    consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps within a launch. earlier: the
+    first :data:`EARLIER_ROWS` rows in the :data:`EARLIER` nights before, in which nothing changed: a median of
+    :data:`FIRST` launches each.
     """
 
     before: Floats
@@ -50,6 +55,7 @@ class Nights:
     block: int = 100
     step_noise: float = STEP_NOISE
     step_outliers: float = 0.0
+    earlier: Floats = field(default_factory=lambda: np.empty((0, EARLIER)))
 
     def steps(self, side: str, launches: int) -> Floats:
         """nights × launches × :data:`STEPS` step times (ms) of the first launches of a side, ``before`` or ``now``."""
@@ -119,6 +125,7 @@ def nights(
         group=np.zeros(count, dtype=int),
         truth=slower,
         step_outliers=step_outliers,
+        earlier=_earlier(noise, count, seed),
     )
     if not step_outliers:
         return found
@@ -150,7 +157,14 @@ def fleet(
         now=100 * (1 + slower) * np.exp(noise(rng, (count, FIRST + MORE))),
         group=group,
         truth=slower,
+        earlier=_earlier(noise, count, seed),
     )
+
+
+def _earlier(noise: Noise, count: int, seed: int) -> Floats:
+    """Of the same rows; drawn apart, so that nothing else depends on it."""
+    launches = noise(np.random.default_rng([seed, EARLIER]), (count, EARLIER * FIRST))[:EARLIER_ROWS]
+    return np.asarray(100 * np.exp(np.median(launches.reshape(len(launches), EARLIER, FIRST), axis=2)))
 
 
 def real(count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, seed: int = 1) -> Nights:
@@ -166,10 +180,12 @@ def real(count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: in
     launches = min(FIRST + MORE + stored, *(len(decks[case]) for case in cases))
     chosen = [cases[number % len(cases)] for number in range(count)]
     dealt = np.stack([rng.permutation(decks[case])[:launches] for case in chosen])
+    drawn = [rng.choice(decks[case], (EARLIER, FIRST)) for case in chosen[:EARLIER_ROWS]]
     return Nights(
         before=100 * dealt[:, :stored],
         now=100 * (1 + slower) * dealt[:, stored:],
         group=np.array([bound[case] for case in chosen]),
         truth=slower,
         block=len(cases),
+        earlier=100 * np.median(np.stack(drawn), axis=2),
     )

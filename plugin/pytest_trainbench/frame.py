@@ -1,4 +1,4 @@
-"""Records as pandas tables."""
+"""Records and the history as pandas tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trainbench.history import read_runs
 from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.settings import HISTORY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,5 +57,43 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
                 "steady_steps": len(launch.steady_ms),
             }
             for number, launch in enumerate(record.launches)
+        )
+    return pd.DataFrame(rows)
+
+
+def load_history(path: str | Path = HISTORY) -> pd.DataFrame:
+    """All runs in the folder of ``--history``, at any depth: one row a launch, the oldest run first.
+
+    Columns: ``started`` (of the run), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline``
+    (when the one that it was held against was made), ``launch`` (from 0), every metric that has a gate under its own
+    name, and ``env.<name>`` for each fact of the environment (``env.commit``, ``env.torch``). Raises
+    ``FileNotFoundError`` where there is no such folder, and ``ValueError`` naming the file that is no run.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; a run writes it, unless --history names another folder")
+    runs, problems = read_runs(path)
+    if problems:
+        raise ValueError(problems[0])
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        facts = {**run.environment.must_match, **run.environment.suspects}
+        rows.extend(
+            {
+                "started": pd.Timestamp(run.started),
+                "hardware": run.hardware,
+                "machine": run.environment.machine,
+                "id": entry.id,
+                "label": entry.label,
+                "outcome": entry.outcome,
+                "baseline": entry.baseline,
+                "launch": number,
+                **launch,
+                **{f"env.{name}": value for name, value in facts.items()},
+            }
+            for entry in run.entries.values()
+            for number, launch in enumerate(entry.launches)
         )
     return pd.DataFrame(rows)

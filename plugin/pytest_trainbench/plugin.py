@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import baseline, hooks, settings
+from pytest_trainbench import baseline, drift, history, hooks, settings
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.detect import find
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
@@ -23,7 +24,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import Record, dump
-from pytest_trainbench.report import calibration, cost, effects, markdown, terminal
+from pytest_trainbench.report import calibration, cost, effects, markdown, terminal, trend
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
+
+HISTORY_DAYS = 365
+"""Older runs are not read: they say nothing of today."""
 
 QUIET_S = 30.0
 """Where there is no terminal to draw on, long work is heard of this often."""
@@ -52,6 +56,7 @@ class Session:
         """How many tests measure something: they share the night's error."""
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
+        self.log: history.Log | None = None
         self._hardware: Hardware | None = None
         self._runner: Runner | None = None
 
@@ -78,10 +83,18 @@ class Session:
             from pytest_trainbench.environment import capture
             from pytest_trainbench.runner import Runner
 
+            environment = capture(self.hardware, self.config.rootpath, environ=self.environ)
+            if self.settings.history is not None and not self.settings.calibrate:
+                self.log = history.Log(
+                    self.settings.history,
+                    hardware=self.hardware.id,
+                    environment=environment.to_json(),
+                    started=datetime.now(timezone.utc),
+                )
             self._runner = Runner(
                 settings=self.settings,
                 hardware=self.hardware,
-                environment=capture(self.hardware, self.config.rootpath, environ=self.environ),
+                environment=environment,
                 folder=folder("trainbench"),
                 import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
                 progress=self._progress,
@@ -89,14 +102,38 @@ class Session:
             )
         return self._runner
 
-    def keep(self, record: Record) -> None:
-        """Store a record at once: a run that is killed later must not take it along."""
+    def keep(self, row: Row, record: Record) -> None:
+        """Store what a row measured at once: a run that is killed later must not take it along."""
         if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
             self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
             path.write_text(dump(record.to_json()), encoding="utf-8")
+        if self.log is not None:
+            against = record if row.verdict.outcome == "saved" else row.baseline
+            made = "" if against is None else against.created
+            self.log.add(history.Entry.of(record, outcome=row.verdict.outcome, baseline=made))
+
+    @cached_property
+    def trend(self) -> list[str]:
+        """What the history says of this run, which is part of it from here on."""
+        log, folder = self.log, self.settings.history
+        if log is None or folder is None:
+            return []
+        if log.problem or not log.path.exists():
+            return [f"history: {log.problem}"] if log.problem else []
+        since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
+        runs, problems = history.read_runs(folder / self.hardware.id, since=since)
+        found = drift.watch(
+            [run for run in runs if run.path != log.path],
+            history.read_run(log.path),
+            night_error=self.settings.night_error,
+            floor=self.settings.floor,
+        )
+        for case_id in {one.id for one in found.drifts}:
+            log.drifted(case_id)
+        return [*(f"history: {problem}" for problem in problems), *trend.lines(found, folder)]
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -332,7 +369,7 @@ def bench(
         assert record is not None
         session.rows.append(row)
         if not row.same_as:
-            session.keep(record)
+            session.keep(row, record)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
             if values := record.values(name):
@@ -367,10 +404,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
+    _ = ours.trend  # also where no report shows it: the history keeps what was said
     if ours.settings.report_md is not None:
         ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
         with ours.settings.report_md.open("a", encoding="utf-8") as file:
-            file.write(markdown.report(ours.rows, ours.header(), ours.tables))
+            file.write(markdown.report(ours.rows, ours.header(), ours.tables, ours.trend))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -378,10 +416,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours is None or not ours.rows:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
+    calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
     terminalreporter.section(
-        f"trainbench: {terminal.counts(ours.rows)}", red="fails" in how, yellow="fails" not in how and how != {"passes"}
+        f"trainbench: {terminal.counts(ours.rows)}", red="fails" in how, yellow="fails" not in how and not calm
     )
     terminalreporter.write_line(terminal.summary(ours.rows))
+    for line in ours.trend:
+        terminalreporter.write_line(line)
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
     for title, table in ours.tables.items():

@@ -10,7 +10,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_data_path
+
 from pytest_trainbench.hardware import Price
+
+HISTORY = user_data_path("pytest-trainbench", appauthor=False) / "history"
+"""A runner's workspace is wiped, its user's data is not."""
 
 
 def _count(text: str) -> int:
@@ -60,6 +65,10 @@ def price(text: str) -> Price:
     return Price(
         amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price"
     )
+
+
+def _history(text: str) -> Path | None:
+    return None if text == "none" else Path(text)
 
 
 def _positive(text: str, what: str) -> float:
@@ -173,6 +182,13 @@ OPTIONS: dict[str, Option] = {
         parse=Path,
         metavar="DIR",
     ),
+    "history": Option(
+        help="folder where every run is kept, for drift that no single night shows; none keeps nothing"
+        " (default: pytest-trainbench/history in the user's data folder)",
+        default=HISTORY,
+        parse=_history,
+        metavar="DIR",
+    ),
     "cost": Option(
         help="also show what each case costs in money and energy, and the best choice among cases of the same work",
         default=False,
@@ -218,6 +234,7 @@ class Settings:
     launch_timeout: float
     run_timeout: float | None
     results: Path | None
+    history: Path | None
     cost: bool
     price: Price | None
     task_samples: int | None

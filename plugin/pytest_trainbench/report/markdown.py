@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame]) -> str:
+def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame], trend: Sequence[str] = ()) -> str:
     parts = [f"## Training benchmark: {counts(rows)}", header, grid(rows, "pipe")]
     for row in rows:
         if OUTCOMES[row.verdict.outcome] == "fails":
             block = f"```text\n{failure(row)}\n```"
             parts.append(f"<details open><summary>{row.label}</summary>\n\n{block}\n\n</details>")
-    if said := notes(rows):
+    if said := [*notes(rows), *trend]:
         parts.append("\n".join(f"- {note}" for note in said))
     parts += [derived(f"### {title}", table, "pipe") for title, table in tables.items()]
     return "\n\n".join(parts) + "\n"

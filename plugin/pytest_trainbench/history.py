@@ -1,0 +1,146 @@
+"""What every run measured, kept for months: ``<folder>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
+
+One file a run, which that run alone writes, so that two at once lose nothing. Its first line tells of the run, every
+other of one case, written when the case is done (a run that is killed keeps what it measured), or of a drift that was
+said.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_trainbench.environment import Environment
+from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.record import Record
+
+SCHEMA = 1
+"""Version of the stored format. A release that raises it also reads the version before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One case in one run.
+
+    outcome: of its verdict. baseline: when the baseline that it was held against was made (as in its record), or the
+    one that it became; empty where there was none. launches: of each launch the metrics that have a gate, by name.
+    """
+
+    id: str
+    label: str
+    outcome: str
+    baseline: str
+    launches: tuple[Mapping[str, float], ...]
+
+    @classmethod
+    def of(cls, record: Record, *, outcome: str, baseline: str) -> Entry:
+        gated = [name for name, metric in METRICS.items() if metric.gate is not None]
+        return cls(
+            id=record.case.id,
+            label=record.label,
+            outcome=outcome,
+            baseline=baseline,
+            launches=tuple(
+                {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
+            ),
+        )
+
+    def values(self, metric: str) -> list[float]:
+        """The metric's value in each launch that has one."""
+        return [launch[metric] for launch in self.launches if metric in launch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One file. ``drifted``: ids of the cases that a drift was said of."""
+
+    path: Path
+    started: datetime
+    hardware: str
+    environment: Environment
+    entries: Mapping[str, Entry]
+    drifted: frozenset[str] = frozenset()
+
+
+class Log:
+    """The file of the run that goes on; it is made with the first line.
+
+    A folder that cannot be written stops no run: ``problem`` is then the sentence that says so, and nothing more is
+    written.
+    """
+
+    def __init__(self, folder: Path, *, hardware: str, environment: Mapping[str, Any], started: datetime) -> None:
+        name = f"{started.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}.jsonl"
+        self.path = folder / hardware / name
+        self.problem = ""
+        self._head = {
+            "schema": SCHEMA,
+            "started": started.isoformat(timespec="seconds"),
+            "hardware": hardware,
+            "environment": dict(environment),
+        }
+
+    def add(self, entry: Entry) -> None:
+        self._write({"case": asdict(entry)})
+
+    def drifted(self, case_id: str) -> None:
+        self._write({"drift": case_id})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self.problem:
+            return
+        lines = [line] if self.path.exists() else [self._head, line]
+        text = "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in lines)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            why = f"{self.path.parent} cannot be written ({error.strerror})"
+            self.problem = f"{why}; --history DIR names another folder"
+
+
+def read_run(path: Path) -> Run:
+    """The run in a file that :class:`Log` wrote. A last line without an end is left out: it was never finished.
+
+    Raises ``ValueError`` with one sentence that names the file for anything that is not one.
+    """
+    try:
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        head, *lines = [json.loads(line) for line in whole.split("\n")]
+        if head["schema"] != SCHEMA:
+            raise ValueError(f"its format is {head['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
+        entries = [
+            Entry(**{**line["case"], "launches": tuple(line["case"]["launches"])}) for line in lines if "case" in line
+        ]
+        return Run(
+            path=path,
+            started=datetime.fromisoformat(head["started"]),
+            hardware=head["hardware"],
+            environment=Environment.from_json(head["environment"]),
+            entries={entry.id: entry for entry in entries},
+            drifted=frozenset(line["drift"] for line in lines if "drift" in line),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read as a run: it has no {error}") from error
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a run: {error}") from error
+
+
+def read_runs(folder: Path, *, since: date = date.min) -> tuple[list[Run], list[str]]:
+    """Every run in a folder, at any depth, that started on that day or later, the oldest first; and a sentence for
+    each file that cannot be read."""
+    runs, problems = [], []
+    for path in sorted(folder.rglob("*.jsonl"), key=lambda path: path.name):
+        if path.name < since.isoformat().replace("-", ""):
+            continue
+        try:
+            runs.append(read_run(path))
+        except ValueError as error:
+            problems.append(str(error))
+    return runs, problems

@@ -1,0 +1,145 @@
+"""The history: one file a run, which loses nothing and stops nothing."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from samples import case, failed, launch, record
+
+from pytest_trainbench import load_history
+from pytest_trainbench.environment import Environment
+from pytest_trainbench.history import Entry, Log, Run, read_run, read_runs
+
+ENVIRONMENT = Environment(
+    must_match={"device": "NVIDIA H200"}, suspects={"torch": "2.13.0", "commit": "a1b2c3"}, machine="0123abcd"
+)
+NIGHT = datetime(2026, 10, 2, 2, 17, tzinfo=timezone.utc)
+
+FIRST = Entry.of(
+    record(launch(100.0, peak_allocated_bytes=7, host_ms=1.0), launch(101.0, peak_allocated_bytes=8)),
+    outcome="ok",
+    baseline="2026-01-02T03:04:05+00:00",
+)
+SECOND = Entry.of(record(failed("crash"), of=case(mesh="dp4"), label="sharding[ddp-dp4]"), outcome="crash", baseline="")
+
+
+def log(folder: Path, started: datetime = NIGHT) -> Log:
+    return Log(folder, hardware="h200", environment=ENVIRONMENT.to_json(), started=started)
+
+
+def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    tonight = log(tmp_path)
+    tonight.add(FIRST)
+    tonight.add(SECOND)
+    tonight.drifted(FIRST.id)
+    assert tonight.path.parent == tmp_path / "h200" and tonight.path.name.startswith("20261002T021700Z-")
+    assert read_run(tonight.path) == Run(
+        path=tonight.path,
+        started=NIGHT,
+        hardware="h200",
+        environment=ENVIRONMENT,
+        entries={FIRST.id: FIRST, SECOND.id: SECOND},
+        drifted=frozenset({FIRST.id}),
+    )
+
+
+def test_only_metrics_with_a_gate_are_kept() -> None:
+    assert FIRST.launches == (
+        {"step_ms": 100.0, "peak_allocated_bytes": 7},
+        {"step_ms": 101.0, "peak_allocated_bytes": 8},
+    )
+    assert FIRST.values("peak_allocated_bytes") == [7, 8] and FIRST.values("compute_ms") == []
+    assert SECOND.launches == ({},)
+
+
+def test_a_run_that_measured_nothing_leaves_nothing(tmp_path: Path) -> None:
+    log(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_at_once_lose_nothing(tmp_path: Path) -> None:
+    one, other = log(tmp_path), log(tmp_path)
+    one.add(FIRST)
+    other.add(SECOND)
+    one.add(SECOND)
+    runs, problems = read_runs(tmp_path)
+    assert sorted(len(run.entries) for run in runs) == [1, 2] and not problems
+
+
+def test_a_run_that_was_killed_while_it_wrote_keeps_what_was_whole(tmp_path: Path) -> None:
+    tonight = log(tmp_path)
+    tonight.add(FIRST)
+    tonight.add(SECOND)
+    tonight.path.write_text(tonight.path.read_text()[:-20])
+    assert list(read_run(tonight.path).entries) == [FIRST.id]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ("{}\n", "it has no 'schema'"),
+        ('{"schema": 7}\n', "its format is 7, and this pytest-trainbench reads 1"),
+        ("not JSON\n", "Expecting value"),
+    ],
+)
+def test_a_file_that_is_no_run_is_said_and_the_others_count(tmp_path: Path, text: str, why: str) -> None:
+    log(tmp_path).add(FIRST)
+    broken = tmp_path / "h200" / "20261003T000000Z-broken.jsonl"
+    broken.write_text(text)
+    runs, (problem,) = read_runs(tmp_path)
+    assert len(runs) == 1
+    assert problem.startswith(f"{broken} cannot be read as a run: {why}") and "\n" not in problem
+
+
+def test_runs_come_in_their_order_and_older_ones_are_left_out(tmp_path: Path) -> None:
+    for day in (3, 1, 2):
+        log(tmp_path, NIGHT.replace(day=day)).add(FIRST)
+    runs, _ = read_runs(tmp_path, since=date(2026, 10, 2))
+    assert [run.started.day for run in runs] == [2, 3]
+    assert read_runs(tmp_path / "gone") == ([], [])
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    tonight = log(tmp_path / "file")
+    tonight.add(FIRST)
+    assert tonight.problem == (
+        f"{tmp_path / 'file' / 'h200'} cannot be written (Not a directory); --history DIR names another folder"
+    )
+    tonight.add(SECOND)
+
+
+def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
+    tonight = log(tmp_path)
+    tonight.add(FIRST)
+    tonight.add(SECOND)
+    table = load_history(tmp_path)
+    assert table.iloc[1].dropna().to_dict() == {
+        "started": pd.Timestamp(NIGHT),
+        "hardware": "h200",
+        "machine": "0123abcd",
+        "id": "train_step(strategy=zero2) @ dp2",
+        "label": "sharding[zero2-dp2]",
+        "outcome": "ok",
+        "baseline": "2026-01-02T03:04:05+00:00",
+        "launch": 1,
+        "step_ms": 101.0,
+        "peak_allocated_bytes": 8,
+        "env.device": "NVIDIA H200",
+        "env.torch": "2.13.0",
+        "env.commit": "a1b2c3",
+    }
+    assert list(table["outcome"]) == ["ok", "ok", "crash"] and list(table["step_ms"].isna()) == [False, False, True]
+
+
+def test_a_table_of_what_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone does not exist; a run writes it"):
+        load_history(tmp_path / "gone")
+    (tmp_path / "20261003T000000Z-broken.jsonl").write_text(json.dumps({"schema": 1}) + "\n")
+    with pytest.raises(ValueError, match="it has no 'started'"):
+        load_history(tmp_path)
