@@ -30,7 +30,13 @@ class Relative:
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Any difference counts."""
+    """Any difference is one of the work, and forbids a comparison."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The same in every launch; any difference from the baseline is better or worse. Where launches of one side differ
+    it is no such count, and is not judged."""
 
 
 HOST_BOUND = 0.9
@@ -39,7 +45,7 @@ HOST_BOUND = 0.9
 STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
 
-Gate = Statistical | Relative | Exact
+Gate = Statistical | Relative | Exact | Counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +202,36 @@ METRICS: dict[str, Metric] = {
         title="kernels a step",
         unit="",
         higher_is_better=False,
-        gate=None,
+        gate=Counted(),
         read=lambda window: window.part("kernels"),
+    ),
+    "collectives": Metric(
+        title="collectives a step, all ranks",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.collectives("calls"),
+    ),
+    "collective_bytes": Metric(
+        title="bytes into collectives a step, all ranks",
+        unit="B",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.collectives("bytes"),
+    ),
+    "graph_breaks": Metric(
+        title="graph breaks",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.compilations("graph_breaks"),
+    ),
+    "recompiles": Metric(
+        title="recompilations",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.compilations("recompiles"),
     ),
     "peak_allocated_bytes": Metric(
         title="peak allocated memory",

@@ -165,7 +165,7 @@ def dump(data: Mapping[str, Any]) -> str:
 
     Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are.
     """
-    text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(as_stored(data), indent=2, ensure_ascii=False, allow_nan=False)
     numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
@@ -190,11 +190,12 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def _rounded(value: Any) -> Any:
+def as_stored(value: Any) -> Any:
+    """What a file keeps of it; see :func:`dump`."""
     if isinstance(value, float):
         return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: as_stored(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_rounded(item) for item in value]
+        return [as_stored(item) for item in value]
     return value
