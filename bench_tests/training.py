@@ -78,4 +78,5 @@ def train_step(
         dtype=precision,
         parameters=trainee.parameters,
         replicated=trainee.replicated,
+        period=trainee.period,
     )

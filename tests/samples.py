@@ -41,6 +41,8 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
         "digest_after": "after",
         "memory": {"peak_allocated_bytes": 700 * MIB, "process_bytes": 900 * MIB},
         "parts": {},
+        "collectives": None,
+        "compilations": {},
         "energy_j": None,
         "figures": {},
         "phases_s": {"building": 1.5, "timing": 0.4},

@@ -23,6 +23,7 @@ LADDER = (
     "metrics",
     "reduce",
     "flops",
+    "counts",
     "delay",
     "parts",
     "energy",

@@ -8,8 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import samples
+import torch
 from ranks import launched, start
 
+from bench_tests.models import find_model
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
 from bench_tests.tables import ddp_scaling, tables
 from pytest_trainbench.record import Launch, Record
@@ -31,6 +33,23 @@ def reference(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> Laun
     return train(tmp_path_factory.mktemp("reference"), dp=1, strategy="reference", micro_batches=2, **WORK)
 
 
+REDUCED = {
+    PLAIN_DDP: (1, 1),
+    "ddp-tuned": (1, 1),
+    "bf16-gradients": (1, 1 / 2),
+    "fp16-gradients": (1, 1 / 2),
+    "powersgd": (3, 0.107),  # vectors as they are, then two matrices of rank 4 for each matrix
+    "local-sgd": (1 / 4, 1 / 4),  # all parameters, every fourth step
+    "compiled-ddp": (1, 1),
+}
+"""all_reduces of a rank a step, and the share of the gradients' bytes that they take."""
+
+
+def parameter_bytes() -> int:
+    module = find_model("hf_Bert-tiny").build(torch.device("cpu"), sequence=32)
+    return sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
+
+
 @pytest.mark.parametrize("strategy", DATA_PARALLEL)
 def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
     strategy: str, reference: Launch, tmp_path: Path
@@ -38,6 +57,9 @@ def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
     one = train(tmp_path, strategy=strategy, **WORK)
     assert loss_fault(one.losses, reference.losses, DATA_PARALLEL[strategy].loss_tolerance) is None
     assert one.metrics["flops_per_step"] == reference.metrics["flops_per_step"]
+    calls, share = REDUCED[strategy]
+    assert one.collectives["all_reduce"]["calls"] == 2 * calls
+    assert one.collectives["all_reduce"]["bytes"] == pytest.approx(2 * share * parameter_bytes(), rel=0.01)
 
 
 @pytest.mark.parametrize("strategy", [PLAIN_DDP, "ddp-tuned"])

@@ -71,7 +71,8 @@ def test_every_metric_says_its_unit_in_its_name() -> None:
         "TFLOPS": "tflops_per_device",
         "J": "_j_per_sample",
     }
-    without = ("mfu", "loss_deviation", "kernels", "devices", "samples_per_step", "tokens_per_step")
+    counts = ("kernels", "collectives", "graph_breaks", "recompiles", "devices", "samples_per_step", "tokens_per_step")
+    without = ("mfu", "loss_deviation", *counts)
     for name, metric in METRICS.items():
         assert name.endswith(endings.get(metric.unit, f"_{metric.unit}" if metric.unit else without))
 

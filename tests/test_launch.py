@@ -71,7 +71,7 @@ def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
     ended = run(tmp_path)
     assert (ended.outcome, ended.reason, [trace.rank for trace in ended.traces]) == ("ok", None, [0, 1])
     first, second = ended.traces
-    assert len(first.step_ms) == 10 and len(first.losses) == 14
+    assert len(first.step_ms) == 10 and len(first.losses) == 15
     assert first.digest_before == second.digest_before != first.digest_after == second.digest_after
     assert first.coordinates == {"dp": 0} and second.coordinates == {"dp": 1}
     assert first.memory["process_bytes"] > 10_000_000

@@ -19,6 +19,8 @@ from pytest_trainbench.step import Step
 
 CPU = torch.device("cpu")
 QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)
+BEFORE = QUICK.warmup + 1
+"""Steps before the timed ones: those of the warm-up, and one whose collectives are counted."""
 
 
 # The plan
@@ -69,15 +71,16 @@ def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tu
 
 def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one() -> None:
     timing, phases = run(training())
-    assert phases == ["counting FLOPs", "warming up", "timing 10 steps", "profiling"]
+    assert phases == ["counting FLOPs", "warming up", "counting collectives", "timing 10 steps", "profiling"]
     assert len(timing.step_ms) == 10
     assert all(0 < ms < 1000 for ms in timing.step_ms)
-    assert timing.losses == measure.losses(training(), QUICK.warmup + 10)
+    assert timing.losses == measure.losses(training(), BEFORE + 10)
     assert timing.losses[-1] < timing.losses[0]  # type: ignore[operator]
     assert timing.flops_counted == training().flops
     assert set(timing.memory) == {"process_bytes"}
     assert timing.memory["process_bytes"] > 10 * 2**20
     assert timing.parts == {}, "on a CPU the device is the host"
+    assert timing.collectives == {}, "counted, and there are none"
 
 
 def test_flops_are_not_counted_where_the_counter_would_be_wrong() -> None:
@@ -120,6 +123,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
     assert log == [
         *["counting FLOPs", "run", "warming up", *["run"] * (warmup - 4)],
         *["synchronize", "run", "run", "run", "synchronize", "slowest 0.030"],
+        *["counting collectives", "run", "synchronize"],
         *["timing 4 steps", "slowest 0.000", "mark", *["run", "mark"] * 4, "synchronize", *["elapsed"] * 4],
             "profiling",
     ]
@@ -149,13 +153,13 @@ def fake(log: list[str], value: float = 1.0) -> Step:
 def test_no_loss_is_read_before_the_last_step_has_run() -> None:
     log: list[str] = []
     timing, _ = run(fake(log))
-    assert log == ["run"] * (QUICK.warmup + 10) + ["read"] * (QUICK.warmup + 10)
-    assert timing.losses == [1.0] * (QUICK.warmup + 10)
+    assert log == ["run"] * (BEFORE + 10) + ["read"] * (BEFORE + 10)
+    assert timing.losses == [1.0] * (BEFORE + 10)
 
 
 def test_a_rank_without_losses_says_none_for_each_step() -> None:
     timing, _ = run(Step(run=lambda: None, samples=1, parameters=tuple))
-    assert timing.losses == [None] * (QUICK.warmup + 10)
+    assert timing.losses == [None] * (BEFORE + 10)
 
 
 def undetached(log: list[str]) -> Step:

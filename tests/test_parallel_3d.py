@@ -54,9 +54,18 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
 ) -> None:
     one = train(tmp_path / "job", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert len(one.losses) == 12
+    assert len(one.losses) == 13
     assert loss_fault(one.losses, references["fp32"].losses, tolerance=1e-4) is None
     assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+    if schedule in ("gpipe", "1f1b"):
+        shape = MeshShape.parse(mesh)
+        tp = shape.axes.get("tp", 1)
+        # Activations forth and gradients back over each border between stages: 16 tokens of 128 floats a micro-batch,
+        # of which each rank has its part where tokens are split.
+        sent = 2 * (shape.axes["pp"] - 1) * WORK["global_batch"] * tp
+        size = 16 * 128 * 4 // (tp if engine == "torch-sp" else 1)
+        assert one.collectives["send"] == {"calls": sent, "bytes": sent * size}
+        assert one.collectives["recv"] == {"calls": sent, "bytes": 0}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,22 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     assert pytest_run(project).ret == 0
 
 
+def test_one_collective_more_is_red_and_named(project: pytest.Pytester) -> None:
+    """Eight floats more on each of two ranks, which the time of a step does not show."""
+    pytest_run(project, "--save-baseline", "--launches", "1")
+    more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8));"
+    project.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward();", more))
+    result = pytest_run(project, "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "regression: mine: collectives a step, all ranks: 2 → 4; bytes into *: 2,176 → 2,240; *time*",
+            "*all_reduce: 2 → 4 a step, 2,176 → 2,240 B",
+            "  accept    pytest test_it.py::test_mine *--save-baseline",
+        ]
+    )
+
+
 def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""

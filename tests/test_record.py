@@ -31,8 +31,9 @@ def test_a_trace_survives_json() -> None:
         record(launch(99.5, peak_allocated_bytes=123456789012, flops_per_step=12345678901234567)),
         record(launch(), failed("oom"), of=case(mesh="dp2-tp2", layers=24, betas=[0.9, 0.95])),
         record(failed("crash", "rank 1 was killed by SIGSEGV")),
+        record(dataclasses.replace(launch(), collectives={"all_reduce": {"calls": 0.25, "bytes": 123456789012.0}})),
     ],
-    ids=["ok", "oom", "crash"],
+    ids=["ok", "oom", "crash", "collectives"],
 )
 def test_a_record_is_the_same_after_it_was_stored(sample: Record, tmp_path: Path) -> None:
     assert read_record(stored(tmp_path, sample)) == sample

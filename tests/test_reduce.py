@@ -124,6 +124,27 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
     )
 
 
+def test_collectives_are_those_of_all_ranks_and_compilations_those_of_the_rank_that_has_most() -> None:
+    sends = {"send": {"calls": 4.0, "bytes": 100.0}}
+    found = reduce(
+        [
+            trace(0, collectives={**sends, "recv": {"calls": 4.0, "bytes": 0.0}}, compilations={"recompiles": 1.0}),
+            trace(1, collectives=sends, compilations={"recompiles": 2.0, "graph_breaks": 0.0}),
+        ],
+        peak_tflops=None,
+    )
+    assert found.collectives == {"recv": {"calls": 4.0, "bytes": 0.0}, "send": {"calls": 8.0, "bytes": 200.0}}
+    names = ("collectives", "collective_bytes", "graph_breaks", "recompiles")
+    assert [found.metrics[name] for name in names] == [12.0, 200.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize(("collectives", "expected"), [(None, None), ({}, 0.0)])
+def test_none_at_all_is_a_count_and_not_counted_is_none(collectives: Any, expected: float | None) -> None:
+    found = reduce([trace(0, collectives={}), trace(1, collectives=collectives)], peak_tflops=None)
+    assert found.collectives == {}
+    assert (found.metrics.get("collectives"), found.metrics.get("collective_bytes")) == (expected, expected)
+
+
 @pytest.mark.parametrize("after", ["counting", "warming", "timing", "training"])
 def test_the_start_ends_where_the_first_step_begins(after: str) -> None:
     assert reduce(pair(phases_s=phases(**{after: 100.0})), peak_tflops=None).metrics["start_s"] == 1.375

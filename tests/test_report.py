@@ -159,6 +159,49 @@ def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type()
         """)  # noqa: E501
 
 
+def communicating(**kinds: tuple[int, int]) -> Record:
+    """Launches with calls and bytes of each kind of collective."""
+    each = {kind: {"calls": float(calls), "bytes": float(size)} for kind, (calls, size) in kinds.items()}
+    calls, size = (sum(kind[figure] for kind in each.values()) for figure in ("calls", "bytes"))
+    one = measured(100.0, collectives=calls, collective_bytes=size)
+    return dataclasses.replace(
+        one, launches=tuple(dataclasses.replace(launch, collectives=each) for launch in one.launches)
+    )
+
+
+def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> None:
+    before = communicating(all_reduce=(4, 20_971_520), broadcast=(2, 1024))
+    red = row(communicating(all_reduce=(6, 20_971_528), broadcast=(2, 1024)), before, label="a", accept="pytest")
+    assert terminal.failure(red) == text("""
+        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.3%)
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.3%; 95 % sure: −0.6% … +0.6%): ok
+                    collectives a step, all ranks: 6 → 8, 2 more: regression
+                    bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
+                    peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
+                    FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
+          launches  3 against 3
+          parts     all_reduce: 4 → 6 a step, 20,971,520 → 20,971,528 B
+          differs   torch: 2.11.0 → 2.13.0
+                    ecc: not known → True
+          accept    pytest
+        """)  # noqa: E501
+
+
+def test_a_baseline_of_before_collectives_were_counted_says_nothing_of_them() -> None:
+    slower = dataclasses.replace(communicating(all_reduce=(4, 8)), launches=measured(120.0).launches)
+    assert "all_reduce" not in terminal.failure(row(slower, measured(100.0), label="a"))
+    now = communicating(all_reduce=(4, 8))
+    assert row(now, measured(100.0), label="a").verdict.outcome == "ok"
+
+
+def test_what_is_not_the_same_in_every_launch_is_said_once_for_all_rows() -> None:
+    before = steps(100.0, 100.0, 100.0, kernels=10)
+    now = record(*(launch(kernels=kernels) for kernels in (10, 11, 11)))
+    assert terminal.notes([row(now, before, label=label) for label in ("a", "b")]) == [
+        "not judged: kernels a step, not the same in every launch: a, b"
+    ]
+
+
 @pytest.mark.parametrize(
     ("flops", "now", "moved"),
     [(14901161193848, "14,901,161,193,848", "7e-12% more"), (13411045074462, "13,411,045,074,462", "10.0% less")],

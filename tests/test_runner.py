@@ -41,11 +41,13 @@ class Machine:
         self.ended = RAN
         self.step_ms: Iterator[float] = iter(())
         """Step times of the launches to come; after the last, ``ended``."""
+        self.seen: dict[str, Any] = {}
+        """What else their traces hold."""
 
     def __call__(self, job: Job, **_: Any) -> Ended:
         self.jobs.append(job)
         for ms in self.step_ms:
-            return Ended(traces=(trace(0, step_ms=[ms] * 4), trace(1, step_ms=[ms] * 4)))
+            return Ended(traces=(trace(0, step_ms=[ms] * 4, **self.seen), trace(1, step_ms=[ms] * 4, **self.seen)))
         return self.ended
 
 
@@ -269,6 +271,27 @@ def test_a_row_in_doubt_that_the_run_has_no_time_for_is_noisy_and_not_ok(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(machine.jobs)))
     found = nightly(tmp_path, machine, *[110.0] * 10, run_timeout="100")
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("noisy", runner.UNSETTLED, 3)
+
+
+@pytest.mark.parametrize(
+    ("left", "launches", "words"),
+    [({}, 5, "step time 10.0% worse"), ({"run_timeout": "100"}, 3, "graph breaks: 0 → 1; its time may be worse too")],
+    ids=["time to tell", "no time left"],
+)
+def test_a_row_that_is_red_by_a_count_is_told_whether_its_step_takes_longer(
+    left: dict[str, str],
+    launches: int,
+    words: str,
+    tmp_path: Path,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save(tmp_path, record(*[launch(100.0, graph_breaks=0.0)] * 5))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(machine.jobs)))
+    machine.step_ms, machine.seen = iter([110.0] * 10), {"compilations": {"graph_breaks": 1.0}}
+    found = row(made(tmp_path, launches="3", night_error="1/100", **left), case())
+    assert (found.verdict.outcome, len(machine.jobs)) == ("regression", launches)
+    assert str(found.verdict.reason).startswith(words)
 
 
 def test_what_is_stored_gets_the_launches_that_were_asked_for_however_slow_it_is(

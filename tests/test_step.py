@@ -33,6 +33,7 @@ def test_every_listed_dtype_is_taken(dtype: str) -> None:
         ({"tokens": 0}, "a step needs at least one sample and one token: 1, 0"),
         ({"flops": 0.0}, "FLOPs of a step must be above 0, or None where unknown: 0.0"),
         ({"flops": math.nan}, "FLOPs of a step must be above 0, or None where unknown: nan"),
+        ({"period": 0}, "the work repeats after one step or more, not 0"),
     ],
 )
 def test_nonsense_is_refused_by_value(replaced: dict[str, Any], message: str) -> None:

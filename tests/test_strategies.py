@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import launched, start
 
+from bench_tests.models import find_model
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
@@ -36,6 +39,49 @@ def test_in_fp32_every_strategy_has_the_unsharded_models_losses(
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
     assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+    both = {kind: {"calls": 2 * calls, "bytes": 2 * size} for kind, (calls, size) in communication()[strategy].items()}
+    assert one.collectives == both
+    assert one.metrics["collectives"] == sum(kind["calls"] for kind in both.values())
+    assert one.metrics["collective_bytes"] == sum(kind["bytes"] for kind in both.values())
+
+
+@cache
+def communication() -> dict[str, dict[str, tuple[int, float]]]:
+    """What theory says that one of two ranks does a step, in fp32: calls of each kind, and bytes handed in.
+
+    All gradients are reduced once. What is sharded is gathered from halves: once where it is kept, and where blocks are
+    gathered for forward they are once more for backward.
+    """
+    model = find_model(str(WORK["model"])).build(torch.device("cpu"), sequence=16)
+    parameters = list(model.parameters())
+    all_bytes = sum(parameter.nbytes for parameter in parameters)
+    blocks = list(model.blocks)
+    block_bytes = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
+    groups = len(blocks) // STRATEGIES["fsdp2"].options["blocks_per_group"]
+    twice = (block_bytes + all_bytes) / 2  # blocks twice, the rest once
+
+    def fully_sharded(wrapped: int) -> dict[str, tuple[int, float]]:
+        return {"all_gather": (2 * wrapped + 1, twice), "reduce_scatter": (wrapped + 1, all_bytes)}
+
+    reduced = {"all_reduce": (1, all_bytes)}
+    from_both = {"broadcast": (2, all_bytes)}
+    return {
+        "ddp-fp32": reduced,
+        "ddp": reduced,
+        "oss": {**reduced, **from_both},
+        "oss-sdp": {"reduce": (2, all_bytes), **from_both},
+        "fairscale-fsdp": fully_sharded(len(blocks)),
+        "fsdp1": fully_sharded(len(blocks)),
+        "fsdp2": fully_sharded(groups),
+        "zero1": {**reduced, "all_gather": (1, all_bytes / 2)},
+        "zero2": {**reduced, "all_gather": (1, all_bytes / 2)},
+        # Small ones are gathered after the update and then kept, one by one on gloo; and it looks for overflow.
+        "zero3": {
+            "reduce_scatter": (1, all_bytes),
+            "all_gather": (len(parameters), all_bytes / 2),
+            "all_reduce": (1, 8),
+        },
+    }
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.noise import CLIPPED, compare
-from pytest_trainbench.record import LAUNCH_OUTCOMES, Record
-from pytest_trainbench.verdict import OUTCOMES, Change, Policy, Verdict, _compare, describe, judge, learn, weigh
+from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
+from pytest_trainbench.verdict import (
+    OUTCOMES,
+    Change,
+    Policy,
+    Verdict,
+    _compare,
+    describe,
+    judge,
+    learn,
+    movement,
+    weigh,
+)
 
 QUIET = steps(100.0, 100.0, 100.0)
 SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
@@ -308,6 +320,89 @@ def test_a_single_flop_of_many_counts_and_is_shown(by: int) -> None:
         "incomparable",
         f"FLOPs: 1,000,000,000,000,000, now {10**15 + by:,}: the step does other work than the baseline's",
     )
+
+
+# What is counted
+
+
+def counted(before: Sequence[float], now: Sequence[float], name: str = "kernels") -> tuple[Verdict, Change]:
+    found = judge(metric(name, now), metric(name, before), suspects=SUSPECTS)
+    assert [change.metric for change in found.changes] == ["step_ms", name]
+    return found, found.changes[1]
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "change"),
+    [(1000, "ok", 0.0), (1001, "regression", -0.001), (999, "improvement", 0.001), (0, "improvement", 1.0)],
+)
+def test_one_kernel_more_is_worse_and_one_fewer_is_better(now: int, outcome: str, change: float) -> None:
+    found, kernels = counted([1000] * 3, [now] * 3)
+    assert (found.outcome, found.suspects) == (outcome, SUSPECTS)
+    assert kernels == Change(
+        metric="kernels", before=1000, now=now, change=pytest.approx(change), sees=0.0, outcome=outcome
+    )
+
+
+def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before() -> None:
+    found, change = counted([20_971_520] * 3, [20_971_524] * 3, "collective_bytes")
+    assert found.reason == (
+        "bytes into collectives a step, all ranks: 20,971,520 → 20,971,524;"
+        " its time did not change (sees ≥ 1.3%)"
+    )
+    assert movement(change) == "4 more"
+    found, change = counted([0.5] * 3, [0.25] * 3, "collectives")
+    assert found.reason == "collectives a step, all ranks: 0.5 → 0.25"
+    assert movement(change) == "0.25 fewer"
+    found, change = counted([0] * 3, [1] * 3, "graph_breaks")
+    assert (found.outcome, found.reason) == (
+        "regression",
+        "graph breaks: 0 → 1; its time did not change (sees ≥ 1.3%)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        ([92.0, 92.0, 92.0], "its time is 8.0% better (sees ≥ 1.3%)"),
+        ([108.0, 108.0, 108.0], "step time 8.0% worse (sees ≥ 1.3%); kernels a step: 10 → 12"),
+        ([90.0, 100.0, 110.0], "step time: only a change of 28.3% or more could have been seen"),
+    ],
+)
+def test_beside_a_count_stands_what_became_of_the_time(ms: list[float], words: str) -> None:
+    found = judge(steps(*ms, kernels=12), steps(100.0, 100.0, 100.0, kernels=10))
+    assert found.outcome == "regression"
+    assert words in str(found.reason)
+
+
+def test_where_the_time_is_in_doubt_that_is_said() -> None:
+    found = judge(steps(*[102.0] * 3, kernels=12), steps(*[100.0] * 3, kernels=10), policy=LOOKS)
+    assert found.reason == f"kernels a step: 10 → 12; its time may be worse too (sees ≥ {found.changes[0].sees:.1%})"
+    assert found.doubtful, "it gets the launches that tell"
+    done = judge(steps(*[102.0] * 10, kernels=12), steps(*[100.0] * 3, kernels=10), policy=LOOKS)
+    assert (done.outcome, done.changes[0].outcome, done.doubtful) == ("regression", "regression", False)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome"),
+    [
+        ([10, 10, 12], [20] * 3, "not judged"),
+        ([10, 10, 10], [10, 12, 12], "not judged"),
+        ([10, 10, 10], [9, 10, 11], "not judged"),
+        ([10, 10, 10], [11, 12, 12], "regression"),
+        ([10, 10, 10], [9, 8, 9], "improvement"),
+    ],
+)
+def test_what_is_not_the_same_in_every_launch_is_no_count(before: list[int], now: list[int], outcome: str) -> None:
+    """Kernels that are tuned by timing them, or a step that ends an epoch in one launch of three."""
+    found, change = counted(before, now)
+    assert change.outcome == outcome
+    assert found.outcome == ("ok" if outcome == "not judged" else outcome)
+
+
+def test_a_count_is_compared_as_the_baselines_file_keeps_it() -> None:
+    """Fractions are cut to six digits; whole numbers of any size are not."""
+    assert counted([as_stored(12345.25)] * 3, [12345.25] * 3)[0].outcome == "ok"
+    assert counted([as_stored(10.0**15)] * 3, [10.0**15 + 1] * 3)[0].outcome == "regression"
 
 
 # Several metrics

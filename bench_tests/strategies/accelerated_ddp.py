@@ -73,7 +73,7 @@ def local_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, start: int, p
             average(parameters, dp.get_group())
         return loss
 
-    return Trainee(run=run, parameters=model.parameters, replicated=False)
+    return Trainee(run=run, parameters=model.parameters, replicated=False, period=period)
 
 
 def compiled(model: Trainable, dp: DeviceMesh, recipe: Recipe) -> Trainee:

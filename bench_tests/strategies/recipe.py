@@ -103,13 +103,14 @@ class Trainee:
     ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
     loss, a detached scalar on the device, or ``None`` where the model does not end on this rank. ``parameters``
     gives what this rank holds of the model: equal on all ranks that differ only in their data-parallel position,
-    where ``replicated``. ``counts_flops`` is that of :class:`pytest_trainbench.Step`.
+    where ``replicated``. ``counts_flops`` and ``period`` are those of :class:`pytest_trainbench.Step`.
     """
 
     run: Callable[..., Tensor | None]
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool
     counts_flops: bool = True
+    period: int = 1
 
 
 def step(

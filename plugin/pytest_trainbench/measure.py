@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import energy, flops, parts
+from pytest_trainbench import counts, energy, flops, parts
 from pytest_trainbench.step import Step
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Timing:
     memory: dict[str, int]
     energy_j: float | None
     parts: dict[str, float]
+    collectives: dict[str, dict[str, float]] | None
+    compilations: dict[str, float]
 
 
 def run(
@@ -88,6 +90,11 @@ def run(
     clock.synchronize()
     count = plan.steps(slowest((time.perf_counter() - began) / PACE_STEPS))
 
+    # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
+    phase("counting collectives")
+    collectives = counts.collectives(lambda: losses.append(step.run()), steps=step.period)
+    clock.synchronize()
+
     phase(f"timing {count} steps")
     reset_peak_memory(device)
     # What exists by now is kept for good: taking it out of the collector's sight keeps collections short, as
@@ -103,6 +110,7 @@ def run(
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)
+    compilations = counts.compilations()
 
     phase("profiling")
     found = parts.measure(step.run, device, together=lambda: slowest(0.0))
@@ -114,6 +122,8 @@ def run(
         memory=memory,
         energy_j=energy_j,
         parts={} if found is None else asdict(found),
+        collectives=collectives,
+        compilations=compilations,
     )
 
 

@@ -30,7 +30,13 @@ class Relative:
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Any difference counts."""
+    """Any difference is one of the work, and forbids a comparison."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The same in every launch; any difference from the baseline is better or worse. Where launches of one side differ
+    it is no such count, and is not judged."""
 
 
 HOST_BOUND = 0.9
@@ -39,7 +45,7 @@ HOST_BOUND = 0.9
 STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
 
-Gate = Statistical | Relative | Exact
+Gate = Statistical | Relative | Exact | Counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +90,15 @@ class Window:
         found = [trace.parts[name] for trace in self.traces if name in trace.parts]
         return pick(found) if found else None
 
+    def compilations(self, name: str) -> float | None:
+        """Of the rank that has most; ``None`` where nothing was compiled."""
+        return max((trace.compilations[name] for trace in self.traces if name in trace.compilations), default=None)
+
+    def collectives(self, figure: str) -> float | None:
+        """Of one step and all ranks together; ``None`` where they were not counted."""
+        kinds = counted_collectives(self.traces)
+        return None if kinds is None else sum(kind[figure] for kind in kinds.values())
+
     def peak_bytes(self, kind: str) -> int | None:
         """Of the rank that needs most."""
         return max((trace.memory[kind] for trace in self.traces if kind in trace.memory), default=None)
@@ -112,6 +127,20 @@ def counted_flops(traces: Sequence[Trace]) -> float | None:
     count."""
     counts = [trace.flops_counted for trace in traces]
     return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def counted_collectives(traces: Sequence[Trace]) -> dict[str, dict[str, float]] | None:
+    """Calls and bytes of one step by kind, all ranks added up, so that none hides behind another; ``None`` where any
+    rank did not count."""
+    found: dict[str, dict[str, float]] = {}
+    for trace in traces:
+        if trace.collectives is None:
+            return None
+        for kind, figures in trace.collectives.items():
+            total = found.setdefault(kind, dict.fromkeys(figures, 0.0))
+            for figure, value in figures.items():
+                total[figure] += value
+    return found
 
 
 def _flops(window: Window) -> int | None:
@@ -173,8 +202,36 @@ METRICS: dict[str, Metric] = {
         title="kernels a step",
         unit="",
         higher_is_better=False,
-        gate=None,
+        gate=Counted(),
         read=lambda window: window.part("kernels"),
+    ),
+    "collectives": Metric(
+        title="collectives a step, all ranks",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.collectives("calls"),
+    ),
+    "collective_bytes": Metric(
+        title="bytes into collectives a step, all ranks",
+        unit="B",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.collectives("bytes"),
+    ),
+    "graph_breaks": Metric(
+        title="graph breaks",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.compilations("graph_breaks"),
+    ),
+    "recompiles": Metric(
+        title="recompilations",
+        unit="",
+        higher_is_better=False,
+        gate=Counted(),
+        read=lambda window: window.compilations("recompiles"),
     ),
     "peak_allocated_bytes": Metric(
         title="peak allocated memory",

@@ -25,9 +25,11 @@ class Trace:
     step_ms: wall time of each timed step (ms), in order. losses: of every step from the first, ``None`` where
     this rank has none. digest_before, digest_after: exact fingerprints of the parameters. flops: of one step
     on all ranks by formula; flops_counted: as the counter saw them on this rank alone. memory: bytes by name.
-    parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. energy_j: taken
-    by this rank's device in all timed steps, ``None`` where it has no counter. figures: what the step said of itself.
-    devices: that this rank keeps busy. phases_s: seconds by phase.
+    parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. collectives:
+    calls and bytes of one step by kind, ``None`` where they could not be counted. compilations: see
+    :func:`pytest_trainbench.counts.compilations`. energy_j: taken by this rank's device in all timed steps, ``None``
+    where it has no counter. figures: what the step said of itself. devices: that this rank keeps busy. phases_s:
+    seconds by phase.
     """
 
     rank: int
@@ -46,6 +48,8 @@ class Trace:
     digest_after: str
     memory: dict[str, int]
     parts: dict[str, float]
+    collectives: dict[str, dict[str, float]] | None
+    compilations: dict[str, float]
     energy_j: float | None
     figures: dict[str, float]
     phases_s: dict[str, float]
@@ -64,9 +68,9 @@ class Launch:
 
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
     steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
-    losses are the mean over data-parallel ranks, from the first step on, up to the first that is not finite: every
-    number here is.
-    ``reason`` says why ``outcome`` is not ``ok``.
+    ``collectives`` are calls and bytes of one step by kind, all ranks added up. losses are the mean over data-parallel
+    ranks, from the first step on, up to the first that is not finite: every number here is. ``reason`` says why
+    ``outcome`` is not ``ok``.
     """
 
     outcome: str = "ok"
@@ -76,6 +80,7 @@ class Launch:
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
+    collectives: dict[str, dict[str, float]] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,6 +90,7 @@ class Launch:
             raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
         numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.figures.values()]
         numbers += self.phases_s.values()
+        numbers += (number for kind in self.collectives.values() for number in kind.values())
         if broken := [number for number in numbers if not math.isfinite(number)]:
             raise ValueError(f"a launch holds finite numbers, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
@@ -159,7 +165,7 @@ def dump(data: Mapping[str, Any]) -> str:
 
     Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are.
     """
-    text = json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(as_stored(data), indent=2, ensure_ascii=False, allow_nan=False)
     numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
@@ -184,11 +190,12 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def _rounded(value: Any) -> Any:
+def as_stored(value: Any) -> Any:
+    """What a file keeps of it; see :func:`dump`."""
     if isinstance(value, float):
         return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: as_stored(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_rounded(item) for item in value]
+        return [as_stored(item) for item in value]
     return value

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
 
-from pytest_trainbench.metrics import METRICS, Window, counted_flops
+from pytest_trainbench.metrics import METRICS, Window, counted_collectives, counted_flops
 from pytest_trainbench.record import Launch, Trace
 
 FLOPS_AGREEMENT = 0.01
@@ -85,6 +85,7 @@ def reduce(
         losses=list(takewhile(math.isfinite, losses)),
         metrics={name: value for name, value in readings.items() if value is not None},
         figures=traces[0].figures,
+        collectives=counted_collectives(traces) or {},
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
     )
 

@@ -167,7 +167,7 @@ class Runner:
             if not (settle and verdict.doubtful):
                 break
         else:
-            if verdict.doubtful:
+            if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
         return Measured(record=record, verdict=verdict, ended=ran[-1][1])

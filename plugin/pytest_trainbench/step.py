@@ -41,6 +41,9 @@ class Step:
     trains:
         False for a part of a step, such as one layer or one product: ``run`` may return ``None`` on every rank, and
         nothing must be learned.
+    period:
+        Steps after which the work repeats, where not every step does the same: what is counted is counted over so
+        many.
     devices:
         That this rank keeps busy by itself: more than one where it spreads its work, as ``nn.DataParallel`` does.
     figures:
@@ -57,12 +60,15 @@ class Step:
     parameters: Callable[[], Iterable[Tensor]]
     replicated: bool = False
     trains: bool = True
+    period: int = 1
     devices: int = 1
     figures: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
+        if self.period < 1:
+            raise ValueError(f"the work repeats after one step or more, not {self.period!r}")
         if self.devices < 1:
             raise ValueError(f"a rank keeps at least one device busy, not {self.devices!r}")
         if self.samples < 1 or (self.tokens is not None and self.tokens < 1):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pytest_trainbench import environment
-from pytest_trainbench.metrics import METRICS, Exact, Relative, Statistical, host_bound
+from pytest_trainbench.metrics import METRICS, Counted, Exact, Relative, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned
-from pytest_trainbench.record import Record
+from pytest_trainbench.record import Record, as_stored
 
 OUTCOMES: dict[str, str] = {
     "ok": "passes",
@@ -90,7 +90,8 @@ class Change:
 
     ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
-    have been found at least eight times in ten. ``outcome``: ok, regression, improvement, noisy, incomparable.
+    have been found at least eight times in ten. ``outcome``: ok, regression, improvement, noisy, incomparable, or not
+    judged.
     ``doubtful``: it may be a regression yet, if there were more launches.
     """
 
@@ -124,8 +125,9 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """Whether another launch may change how the test ends."""
-        return OUTCOMES[self.outcome] != "fails" and any(change.doubtful for change in self.changes)
+        """Whether another launch may change how the test ends, or tell of a step that does more if it takes longer."""
+        decided = OUTCOMES[self.outcome] == "fails" and not _only_counts(self.changes)
+        return not decided and any(change.doubtful for change in self.changes)
 
     def fails(self, *, ci: bool, on_improvement: bool = False) -> bool:
         """``ci``: what was compared with nothing fails too."""
@@ -200,8 +202,16 @@ def judge(
     for outcome in ("incomparable", "regression", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(map(describe, found))
+            if _only_counts(changes):
+                reason += f"; {_beside(changes[0])}"  # of step_ms, which comes first
             return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed)
     return Verdict(outcome="ok", changes=changes, suspects=listed)
+
+
+def _only_counts(changes: Sequence[Change]) -> bool:
+    """Whether a row is red for what is counted, and for nothing else."""
+    red = [METRICS[change.metric].gate for change in changes if change.outcome in ("incomparable", "regression")]
+    return bool(red) and all(isinstance(gate, Counted) for gate in red)
 
 
 def describe(change: Change) -> str:
@@ -210,13 +220,34 @@ def describe(change: Change) -> str:
     if change.outcome == "incomparable":
         # In full: a difference that counts must also be seen.
         return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than the baseline's"
+    if isinstance(METRICS[change.metric].gate, Counted):
+        return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
     return f"{title} {movement(change)}"
 
 
+def _beside(step: Change) -> str:
+    """What is to be said of the time of a step that does more than it did."""
+    if step.outcome == "noisy":
+        return describe(step)
+    if step.outcome == "improvement":
+        return f"its time is {movement(step)}"
+    seen = f"sees ≥ {percent(step.sees)}"
+    return f"its time may be worse too ({seen})" if step.doubtful else f"its time did not change ({seen})"
+
+
+def exactly(value: float) -> str:
+    """A count, in full: a difference that counts must also be seen."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"
+
+
 def movement(change: Change, *, full: bool = False) -> str:
     """For example ``8.3% worse (sees ≥ 1.3%)``, ``full`` with the interval; what is judged exactly sees everything."""
+    if change.outcome == "not judged":
+        return "not the same in every launch"
+    if isinstance(METRICS[change.metric].gate, Counted) and change.change:
+        return f"{exactly(abs(change.now - change.before))} {'more' if change.now > change.before else 'fewer'}"
     if change.outcome == "incomparable":
         way = "more" if change.now > change.before else "less"
     else:
@@ -319,14 +350,27 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change
             sees = limit
         case Exact():
             sees = 0.0
+        case Counted():
+            sees = 0.0
+            before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
         case _:
             raise ValueError(f"{name} is not judged")
     old, new = statistics.median(before), statistics.median(now)
     grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
     better = grown if metric.higher_is_better else -grown
     outcome = "ok"
-    if not abs(better) <= sees:  # so written, NaN is a regression
+    if isinstance(metric.gate, Counted) and not _agree(before, now):
+        outcome = "not judged"
+    elif not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
         # A step that does less work is not a faster one.
         outcome = "incomparable" if isinstance(metric.gate, Exact) else outcome
     return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
+
+
+def _agree(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether a count was the same in every launch, and is more in every launch now, or fewer, or the same.
+
+    A launch may fall on a step that does something besides, such as ending an epoch: a change of the code is in all.
+    """
+    return len(set(before)) == 1 and len({(value > before[0]) - (value < before[0]) for value in now}) == 1

@@ -222,7 +222,14 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         phases("training the reference")
         losses = measure.losses(step, job.reference_steps)
         timing = measure.Timing(
-            step_ms=[], losses=losses, flops_counted=None, memory={}, energy_j=None, parts={}
+            step_ms=[],
+            losses=losses,
+            flops_counted=None,
+            memory={},
+            energy_j=None,
+            parts={},
+            collectives=None,
+            compilations={},
         )
     phases("checking")
     trace = Trace(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
-from pytest_trainbench.metrics import METRICS, host_bound
-from pytest_trainbench.record import Record
+from pytest_trainbench.metrics import METRICS, Counted, host_bound
+from pytest_trainbench.record import Record, as_stored
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
-from pytest_trainbench.verdict import OUTCOMES, Change, fact, movement
+from pytest_trainbench.verdict import OUTCOMES, Change, exactly, fact, movement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +67,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
         said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
     said += calibration.said([row.calibration for row in rows if row.calibration])
+    unsteady: dict[str, list[str]] = {}
+    for row in rows:
+        for change in row.verdict.changes:
+            if change.outcome == "not judged":
+                unsteady.setdefault(METRICS[change.metric].title, []).append(row.label)
+    said += [f"not judged: {title}, not the same in every launch: {', '.join(who)}" for title, who in unsteady.items()]
     return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
@@ -100,10 +106,25 @@ def failure(row: Row) -> str:
 
 
 def _parts(before: Record, now: Record) -> list[str]:
-    """Where a step's time goes, then and now, in ms."""
+    """Where a step's time goes, then and now, in ms, and which collectives changed."""
     pairs = [(name, before.values(name), now.values(name)) for name in PARTS]
     return [
         f"{METRICS[name].title}: {median(old):,.2f} → {median(new):,.2f} ms" for name, old, new in pairs if old and new
+    ] + _collectives(before, now)
+
+
+def _collectives(before: Record, now: Record) -> list[str]:
+    """Those of which a step makes more or fewer, or larger ones, by the first launch of each."""
+    if not (before.values("collectives") and now.values("collectives")):
+        return []
+    old, new = before.launches[0].collectives, as_stored(now.launches[0].collectives)
+    nothing = {"calls": 0.0, "bytes": 0.0}
+    pairs = [(kind, old.get(kind, nothing), new.get(kind, nothing)) for kind in sorted({*old, *new})]
+    return [
+        f"{kind}: {exactly(was['calls'])} → {exactly(has['calls'])} a step,"
+        f" {exactly(was['bytes'])} → {exactly(has['bytes'])} B"
+        for kind, was, has in pairs
+        if was != has
     ]
 
 
@@ -132,9 +153,12 @@ def _replaced(save: Saved) -> str:
 def _spell(change: Change) -> str:
     metric = METRICS[change.metric]
     before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
-    if unit == "B":
+    if isinstance(metric.gate, Counted):
+        before, now = exactly(change.before), exactly(change.now)
+    elif unit == "B":
         before, now, unit = mib(change.before), mib(change.now), "MiB"
-    return f"{metric.title}: {before} → {now} {unit}, {movement(change, full=True)}: {change.outcome}"
+    amount = f"{now} {unit}".rstrip()
+    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {change.outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:

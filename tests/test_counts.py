@@ -1,0 +1,77 @@
+"""What a step does is counted exactly: collectives whoever starts them, and how often torch.compile had to compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import start
+from torch.profiler import ExecutionTraceObserver
+
+from pytest_trainbench import counts
+from pytest_trainbench.record import Trace
+
+pytestmark = pytest.mark.usefixtures("preloaded")
+
+
+def traces(folder: Path, builder: str, *, mesh: str = "dp1") -> tuple[Trace, ...]:
+    ended = start(folder, f"counted_steps:{builder}", mesh=mesh, warmup=4, steps=2)
+    assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
+    return ended.traces
+
+
+def test_every_operator_of_torch_that_communicates_has_a_row() -> None:
+    """A process group and tensors: whatever torch adds to these is named here before it can be missed."""
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]
+    argued = {schema.name: [str(argument.type) for argument in schema.arguments] for schema in schemas}
+    group = "__torch__.torch.classes.c10d.ProcessGroup"
+    assert {name for name, types in argued.items() if group in types} == set(counts.COLLECTIVES)
+    for name, (_, handed_in) in counts.COLLECTIVES.items():
+        assert handed_in is None or "Tensor" in argued[name][handed_in]
+
+
+def test_each_kind_is_counted_with_the_bytes_that_a_rank_hands_in(tmp_path: Path) -> None:
+    """By hand from ``counted_steps.every_kind``: a tensor of 12 floats is 48 bytes."""
+    expected = {
+        "all_gather": {"calls": 2.0, "bytes": 48.0 + 48.0},
+        "all_reduce": {"calls": 5.0, "bytes": 48.0 + 24.0 + 16.0 + 96.0 + 48.0},
+        "all_to_all": {"calls": 1.0, "bytes": 48.0},
+        "barrier": {"calls": 1.0, "bytes": 0.0},
+        "broadcast": {"calls": 1.0, "bytes": 48.0},
+        "recv": {"calls": 1.0, "bytes": 0.0},
+        "reduce_scatter": {"calls": 2.0, "bytes": 96.0 + 96.0},
+        "send": {"calls": 1.0, "bytes": 48.0},
+    }
+    assert [one.collectives for one in traces(tmp_path, "every_kind", mesh="dp2")] == [expected, expected]
+
+
+def test_where_steps_differ_they_are_counted_over_a_period(tmp_path: Path) -> None:
+    """One all_reduce in three steps, wherever the count begins."""
+    (one,) = traces(tmp_path, "every_third")
+    assert one.collectives == {"all_reduce": {"calls": 1 / 3, "bytes": 4.0}}
+
+
+def test_graph_breaks_and_compilations_again_are_counted(tmp_path: Path) -> None:
+    (one,) = traces(tmp_path, "compiled")
+    assert one.compilations == {"graph_breaks": 2.0, "recompiles": 2.0}
+    (tmp_path / "eager").mkdir()
+    (one,) = traces(tmp_path / "eager", "every_third")
+    assert one.compilations == {}, "absent where nothing is compiled"
+
+
+def test_where_a_step_is_observed_already_nothing_is_said(tmp_path: Path) -> None:
+    ran: list[int] = []
+    other = ExecutionTraceObserver().register_callback(str(tmp_path / "other.json"))
+    try:
+        assert counts.collectives(lambda: ran.append(1), steps=3) is None
+    finally:
+        other.unregister_callback()
+    assert len(ran) == 3
+    assert counts.collectives(lambda: ran.append(1), steps=1) == {}
+
+
+def test_a_failing_step_leaves_no_observer_behind() -> None:
+    with pytest.raises(ZeroDivisionError):
+        counts.collectives(lambda: 1 / 0, steps=1)
+    assert counts.collectives(lambda: None, steps=1) == {}
