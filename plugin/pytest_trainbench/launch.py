@@ -125,9 +125,6 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
         if first.kind == "timeout":
             others = [f"rank {rank} was {_phase(job.folder, rank)}" for rank in ranks if rank != first.rank]
             reason += f"; {', '.join(others)}" if others else ""
-        if first.lost_peer and silent:
-            # One that ends with exit code 0 looks like one that the agent stopped.
-            reason += f"; rank {', '.join(map(str, silent))} ended without a word"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
         stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
