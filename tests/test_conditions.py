@@ -120,7 +120,7 @@ def test_shares_of_the_host_are_of_all_ranks_together() -> None:
     ("ranks", "known"),
     [
         ([RANK, {"at_s": 2.0}], set()),
-        ([{**RANK, "busy_s": 0.2, "stolen_s": 0.0, "idle_s": 0.2}], {"waiting"}),  # a window too short for ticks
+        ([{**RANK, "busy_s": 0.2, "stolen_s": 0.0, "idle_s": 0.1}], {"waiting"}),  # a window too short for ticks
         ([{name: value for name, value in RANK.items() if name != "own_s"}], {"stolen", "waiting"}),
         ([{**RANK, "periods": 0.0, "throttled": 0.0}], {"stolen", "other_cores", "waiting"}),  # no quota
     ],

@@ -1,4 +1,4 @@
-"""A machine that is kept busy by others, for real and through the public door: named, red, and not blamed on the code."""
+"""A machine that others keep busy, for real and through the public door: named, red, and not blamed on the code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from own_project import pytest_run, stored
 
 from pytest_trainbench.record import dump, read_record
 
@@ -65,15 +66,6 @@ while True:
 """
 
 
-@pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    for name in ("CI", "PYTEST_XDIST_WORKER"):
-        monkeypatch.delenv(name, raising=False)
-    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
-    pytester.makepyfile(my_steps=STEP, test_it=TEST)
-    return pytester
-
-
 @contextlib.contextmanager
 def burners(project: pytest.Pytester) -> Iterator[None]:
     """Two busy processes a core, as long as the steps of a launch are timed."""
@@ -87,14 +79,10 @@ def burners(project: pytest.Pytester) -> Iterator[None]:
             process.wait()
 
 
-def pytest_run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return project.runpytest_subprocess("--hw", "cpu", "-p", "no:benchmark", "--launches", "1", *args)
-
-
 def calmed(path: Path) -> None:
     """The stored baseline as a machine without others would have given it: the one that runs this test may be busy."""
-    stored = read_record(path)
-    (one,) = stored.launches
+    record = read_record(path)
+    (one,) = record.launches
     fastest_ms = min(one.step_ms)
     calm = dataclasses.replace(
         one,
@@ -102,15 +90,16 @@ def calmed(path: Path) -> None:
         metrics={**one.metrics, "step_ms": fastest_ms},
         conditions={**one.conditions, "other_cores": [0.0], "waiting": [0.0]},
     )
-    path.write_text(dump(dataclasses.replace(stored, launches=(calm,) * 3).to_json()))
+    path.write_text(dump(dataclasses.replace(record, launches=(calm,) * 3).to_json()))
 
 
 def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(project: pytest.Pytester) -> None:
-    assert pytest_run(project, "--save-baseline").ret == 0
-    (path,) = (project.path / "baselines").rglob("*.json")
+    project.makepyfile(my_steps=STEP, test_it=TEST)
+    assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+    (path,) = stored(project)
     calmed(path)
     with burners(project):
-        result = pytest_run(project, "--junit-xml", "junit.xml")
+        result = pytest_run(project, "--launches", "1", "--junit-xml", "junit.xml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [

@@ -585,8 +585,8 @@ def test_another_machine_of_the_kind_may_be_a_little_slower_and_launches_cannot_
 # The machine, not the code
 
 
-CALM = {"sm_mhz": [1980.0, 1980.0], "other_processes": [0.0, 0.0]}
-THROTTLED = {"sm_mhz": [1980.0, 1410.0], "other_processes": [0.0, 0.0]}
+CALM = {"sm_mhz": [1980.0, 1980.0], "hw_thermal": [0.0, 0.0], "other_processes": [0.0, 0.0]}
+THROTTLED = {**CALM, "sm_mhz": [1980.0, 1410.0]}
 CLOCK = "SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
 
 
@@ -636,7 +636,7 @@ def test_conditions_that_slow_nothing_change_no_outcome_and_are_named() -> None:
 @pytest.mark.parametrize("stored", [{}, CALM], ids=["older than conditions", "with conditions"])
 def test_where_the_baseline_does_not_say_only_what_is_never_normal_counts(stored: dict[str, list[float]]) -> None:
     before = on(*[(100.0, stored)] * 3)
-    assert judge(on(*[(130.0, {"hw_thermal": [0.6]})] * 3), before).outcome == "environment"
+    assert judge(on(*[(130.0, {"hw_thermal": [0.6, 0.0]})] * 3), before).outcome == "environment"
     assert judge(on(*[(130.0, {"other_processes": [0.0, 2.0]})] * 3), before).outcome == "environment"
     assert judge(on(*[(130.0, THROTTLED)] * 3), before).outcome == ("environment" if stored else "regression")
 

@@ -33,8 +33,8 @@ class Rate:
 class Lost:
     """A share of the window that was lost. Higher than the baseline's by more than ``margin`` (a difference) counts,
     and lengthens a step as what is left of the window got shorter. ``normal``: the share to hold it against where the
-    baseline does not say; ``None``: nothing then counts. ``cost``: the condition whose shares say better how much was
-    lost, where it is known."""
+    baseline is older than conditions; ``None``: nothing then counts. ``cost``: the condition whose shares say better
+    how much was lost, where it is known."""
 
     margin: float
     normal: float | None = None
@@ -106,8 +106,9 @@ def worst(name: str, values: Sequence[float]) -> float:
     return min(values) if name in CONDITIONS and isinstance(CONDITIONS[name].rule, Rate) else max(values)
 
 
-CAPACITY_LEAST_S = 1.0
-"""Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms."""
+CAPACITY_LEAST_S = 0.4
+"""Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
+rank and core may be one off."""
 
 SAMPLE_EVERY_S = 0.2
 """About ten samples of each device in a window of two seconds."""
