@@ -56,6 +56,7 @@ class Condition:
     figure: str = "{:.0%}"
     rule: Rate | Lost | Present | None = None
 
+
 CONDITIONS: dict[str, Condition] = {
     # Boost clocks of one H200 move by 1 to 2 % between launches of one step.
     "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
@@ -149,7 +150,7 @@ def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
 def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
     """``cpu_mhz`` of the fastest core that this process may use: the others may be idle."""
     found = []
-    for core in os.sched_getaffinity(0):
+    for core in _mine():
         with suppress(OSError, ValueError):
             path = root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"
             found.append(int(path.read_text()) / 1000)
@@ -182,10 +183,15 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: [value] for name, value in found.items()}
 
 
+def _mine() -> set[int]:
+    """Cores that this process may use; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
 def _cores(root: Path) -> dict[str, float]:
     """Of ``/proc/stat`` (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal, in ticks."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    mine = {f"cpu{core}" for core in _mine()}
     busy = stolen = idle = 0
     try:
         lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]

@@ -196,8 +196,8 @@ class Runner:
     def _stale(self, stored: Record, verdict: Verdict) -> str:
         if verdict.outcome == "improvement":
             return "it is beaten"
-        if disturbed := disturbance(stored):
-            return f"it was measured while {disturbed}"
+        if disturbance(stored):
+            return "it was measured on a disturbed machine"
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
         return f"it is more than {self.settings.stale_days} days old" if days > self.settings.stale_days else ""
 
