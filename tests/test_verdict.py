@@ -626,6 +626,13 @@ def test_memory_and_flops_never_blame_the_machine() -> None:
     assert more.outcome == "incomparable"
 
 
+def test_a_count_is_red_whatever_the_machine_did_and_the_time_is_still_the_machines() -> None:
+    before, now = on(*[(100.0, CALM)] * 3, kernels=500), on(*[(130.0, THROTTLED)] * 3, kernels=501)
+    found = judge(now, before)
+    time = f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
+    assert (found.outcome, found.reason) == ("regression", f"kernels a step: 500 → 501; {time}")
+
+
 def test_conditions_that_slow_nothing_change_no_outcome_and_are_named() -> None:
     found = judge(on(*[(100.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     assert (found.outcome, found.reason, list(map(str, found.causes))) == ("ok", None, [CLOCK])

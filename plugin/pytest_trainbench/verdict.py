@@ -180,17 +180,7 @@ def judge(
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
     if "step_ms" not in judged:
         return Verdict(outcome="incomparable", reason="the baseline has no step_ms", suspects=listed)
-    disturbed = causes.of_launches(record, baseline)
-    calm = tuple(launch for launch, why in zip(record.launches, disturbed, strict=True) if not why)
-    # Some were disturbed and some were not: fresh launches may tell, so it is too early for red.
-    early, note = 0 < len(calm) < len(record.launches) < policy.last, None
-    if len(record.launches) > len(calm) >= policy.first + FRESH_LEAST:
-        left_out = len(record.launches) - len(calm)
-        first = next(filter(None, disturbed))[0]
-        note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
-        record, policy = dataclasses.replace(record, launches=calm), dataclasses.replace(policy, left_out=left_out)
-        early = False
-
+    record, policy, early, note = _undisturbed(record, baseline, policy)
     if lost := [name for name in judged if not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
@@ -234,6 +224,23 @@ def _only_counts(changes: Sequence[Change]) -> bool:
     """Whether a row is red for what is counted, and for nothing else."""
     red = [METRICS[change.metric].gate for change in changes if change.outcome in ("incomparable", "regression")]
     return bool(red) and all(isinstance(gate, Counted) for gate in red)
+
+
+def _undisturbed(record: Record, baseline: Record, policy: Policy) -> tuple[Record, Policy, bool, str | None]:
+    """What to judge: without the disturbed launches, as soon as there are enough others for a regression.
+
+    Then: whether it is too early for red, because some launches were disturbed and some were not, so that fresh ones
+    may tell; and what was left out, in words.
+    """
+    disturbed = causes.of_launches(record, baseline)
+    calm = tuple(launch for launch, why in zip(record.launches, disturbed, strict=True) if not why)
+    left_out = len(record.launches) - len(calm)
+    if not left_out or len(calm) < policy.first + FRESH_LEAST:
+        return record, policy, bool(calm and left_out) and len(record.launches) < policy.last, None
+    first = next(filter(None, disturbed))[0]
+    note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
+    calmed = dataclasses.replace(record, launches=calm)
+    return calmed, dataclasses.replace(policy, left_out=left_out), False, note
 
 
 def disturbance(record: Record) -> str:
