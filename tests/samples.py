@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,19 +44,23 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
         "collectives": None,
         "compilations": {},
         "energy_j": None,
+        "host": {},
         "figures": {},
         "phases_s": {"building": 1.5, "timing": 0.4},
     }
     return Trace(**{**sample, **replaced})
 
 
-def launch(step_ms: float = 100.0, **metrics: float) -> Launch:
-    """A launch that went well, with ``metrics`` besides its step time."""
+def launch(
+    step_ms: float = 100.0, *, conditions: Mapping[str, list[float]] | None = None, **metrics: float
+) -> Launch:
+    """A launch that went well, with ``metrics`` besides its step time, under these ``conditions``."""
     return Launch(
         step_ms=[step_ms + 10, step_ms, step_ms],
         steady_from=1,
         losses=[4.0, 3.0, 2.0],
         metrics={"step_ms": step_ms, **metrics},
+        conditions={**(conditions or {})},
         phases_s={"building": 1.5},
     )
 

@@ -19,6 +19,7 @@ LADDER = (
     "step",
     "record",
     "hardware",
+    "conditions",
     # From what a rank saw to a verdict.
     "metrics",
     "reduce",
@@ -33,6 +34,7 @@ LADDER = (
     "environment",
     "history",
     "noise",
+    "causes",
     "verdict",
     "drift",
     "settings",

@@ -61,7 +61,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "regression: mine: step time *% worse (sees ≥ *%)",
+            "regression: mine: step time *% worse (sees ≥ *%)*",
             "  judged    step time: * ms, *% worse (sees ≥ *%): regression",
             "  baseline  *baselines/cpu-*/my_step-dp2-*.json, saved 20*",
             "  launches  * against 5",

@@ -32,11 +32,20 @@ def test_a_trace_survives_json() -> None:
         record(launch(), failed("oom"), of=case(mesh="dp2-tp2", layers=24, betas=[0.9, 0.95])),
         record(failed("crash", "rank 1 was killed by SIGSEGV")),
         record(dataclasses.replace(launch(), collectives={"all_reduce": {"calls": 0.25, "bytes": 123456789012.0}})),
+        record(launch(conditions={"sm_mhz": [1980.0, 1965.0], "other_cores": [0.125]})),
     ],
-    ids=["ok", "oom", "crash", "collectives"],
+    ids=["ok", "oom", "crash", "collectives", "conditions"],
 )
 def test_a_record_is_the_same_after_it_was_stored(sample: Record, tmp_path: Path) -> None:
     assert read_record(stored(tmp_path, sample)) == sample
+
+
+def test_a_record_older_than_conditions_has_none(tmp_path: Path) -> None:
+    path = stored(tmp_path, steps(100.0))
+    data = json.loads(path.read_text())
+    del data["launches"][0]["conditions"]
+    path.write_text(json.dumps(data))
+    assert read_record(path) == steps(100.0)
 
 
 def test_storing_twice_changes_nothing(tmp_path: Path) -> None:
@@ -158,8 +167,9 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
         lambda number: {"losses": [number]},
         lambda number: {"metrics": {"step_ms": number}},
         lambda number: {"phases_s": {"building": number}},
+        lambda number: {"conditions": {"sm_mhz": [1980.0, number]}},
     ],
-    ids=["step_ms", "losses", "metrics", "phases_s"],
+    ids=["step_ms", "losses", "metrics", "phases_s", "conditions"],
 )
 def test_a_launch_holds_no_number_that_is_not_finite(place: Any, outcome: str, number: float) -> None:
     reason = None if outcome == "ok" else "why"

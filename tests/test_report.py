@@ -230,6 +230,47 @@ def test_a_crash_says_its_reason_and_shows_its_log() -> None:
         """)
 
 
+def under(ms: float, **conditions: float) -> Record:
+    """Launches of two devices, the second under these conditions."""
+    known = {name: [normal, conditions.get(name, normal)] for name, normal in (("sm_mhz", 1980.0), ("hw_thermal", 0.0))}
+    return record(*[launch(ms, conditions=known)] * 3)
+
+
+def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> None:
+    found = row(under(130.0, sm_mhz=1410.0, hw_thermal=0.63), under(100.0), label="sharding[zero2-dp4]")
+    assert terminal.failure(found) == text("""
+        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
+          judged    step time: 100 → 130 ms, 30.0% worse (sees ≥ 1.3%; 95 % sure: −30.8% … −29.3%): environment
+          launches  3 against 3
+          machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz
+                    thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
+          differs   torch: 2.11.0 → 2.13.0
+                    ecc: not known → True
+          then      look at the machine, not at the commit, and run this again; nothing is to be accepted
+        """)  # noqa: E501
+
+
+def machine(now: Record, then: Record) -> list[str]:
+    lines = terminal.failure(row(now, then, label="a")).splitlines()
+    return [line for line in lines if line.startswith("  machine")]
+
+
+def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None:
+    assert machine(under(130.0), under(100.0)) == ["  machine   as for the baseline, in all that is watched"]
+    assert machine(under(300.0, sm_mhz=1410.0), under(100.0)) == [
+        "  machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
+    ]
+    assert machine(under(130.0), steps(100.0, 100.0, 100.0)) == [], "a baseline that does not say"
+
+
+def test_a_machine_unlike_the_baselines_is_said_of_what_passes_too() -> None:
+    rows = [row(under(100.0, hw_thermal=share), under(100.0), label=f"thermal {share}") for share in (0.0, 0.4, 0.5)]
+    assert terminal.notes(rows) == [
+        "the machine was not as for the baseline: thermal 0.4, thermal 0.5: for example"
+        " thermal slowdown by the hardware in 40% of the window on device 1, baseline 0%"
+    ]
+
+
 def suspects(*listed: tuple[str, str, str]) -> list[str]:
     verdict = dataclasses.replace(REGRESSION.verdict, suspects=listed)
     lines = terminal.failure(dataclasses.replace(REGRESSION, verdict=verdict)).splitlines()

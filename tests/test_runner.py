@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -43,11 +44,14 @@ class Machine:
         """Step times of the launches to come; after the last, ``ended``."""
         self.seen: dict[str, Any] = {}
         """What else their traces hold."""
+        self.devices: Iterator[dict[str, list[float]]] = itertools.repeat({})
+        """What their devices ran under."""
 
     def __call__(self, job: Job, **_: Any) -> Ended:
         self.jobs.append(job)
         for ms in self.step_ms:
-            return Ended(traces=(trace(0, step_ms=[ms] * 4, **self.seen), trace(1, step_ms=[ms] * 4, **self.seen)))
+            seen = {"step_ms": [ms] * 4, **self.seen}
+            return Ended(traces=(trace(0, **seen), trace(1, **seen)), devices=next(self.devices))
         return self.ended
 
 
@@ -349,3 +353,49 @@ def test_a_stale_baseline_is_said(step_ms: float, created: str, stale: str, tmp_
     save(tmp_path, dataclasses.replace(BASELINE, created=created))
     machine.step_ms = iter([step_ms] * 3)
     assert row(made(tmp_path, launches="3"), case()).stale == stale
+
+
+# The machine, not the code
+
+
+CALM, SHARED = {"other_processes": [0.0, 0.0]}, {"other_processes": [0.0, 1.0]}
+
+
+def test_disturbed_launches_are_replaced_by_fresh_ones_while_there_are_any(tmp_path: Path, machine: Machine) -> None:
+    """Two of the first three run beside another process and are slow: four more make five that do not."""
+    machine.devices = iter([SHARED, CALM, SHARED, *[CALM] * 10])
+    found = nightly(tmp_path, machine, 130.0, 100.0, 130.0, *[100.0] * 10)
+    words = "2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline not known"
+    assert (found.verdict.outcome, found.verdict.reason) == ("ok", words)
+    assert len(machine.jobs) == 7
+    assert found.record is not None and len(found.record.launches) == 7, "the record keeps them all"
+
+
+def test_a_machine_that_is_disturbed_all_the_time_is_named_and_not_stored_by_accident(
+    tmp_path: Path, machine: Machine
+) -> None:
+    machine.devices = itertools.repeat(SHARED)
+    found = nightly(tmp_path, machine, *[130.0] * 10)
+    assert (found.verdict.outcome, found.accept, len(machine.jobs)) == ("environment", "", 5)
+    assert found.verdict.fails(ci=False)
+
+
+def test_a_baseline_of_a_disturbed_machine_says_so_when_it_is_stored_and_when_it_is_used(
+    tmp_path: Path, machine: Machine
+) -> None:
+    machine.devices, machine.step_ms = itertools.repeat(SHARED), itertools.repeat(100.0)
+    saved = row(made(tmp_path, save_baseline="true"), case())
+    assert saved.record is not None
+    assert (saved.verdict.outcome, saved.verdict.reason) == (
+        "saved",
+        "stored all the same, though other processes: 1 on device 1: save it again when that is over",
+    )
+    save(tmp_path, saved.record)
+    assert row(made(tmp_path), case()).stale == "it was measured on a disturbed machine"
+
+
+def test_ranks_devices_are_named_to_whoever_starts_them(tmp_path: Path, machine: Machine) -> None:
+    of = made(tmp_path)
+    of.hardware = dataclasses.replace(HARDWARE, uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    row(of, case())
+    assert [job.device_uuids for job in machine.jobs] == [("GPU-a", "GPU-b", "GPU-c", "GPU-d")]

@@ -527,7 +527,7 @@ def test_what_failed_is_told_as_it_is(
 # How a test ends
 
 
-FAILING = {"regression", "incomparable", "invalid", "timeout", "crash"}
+FAILING = {"regression", "environment", "incomparable", "invalid", "timeout", "crash"}
 
 
 @pytest.mark.parametrize(
@@ -580,3 +580,133 @@ def test_another_machine_of_the_kind_may_be_a_little_slower_and_launches_cannot_
     assert (here.outcome, there.outcome) == ("regression", "ok")
     step = there.change("step_ms")
     assert step is not None and 0.02 < step.sees < 0.035
+
+
+# The machine, not the code
+
+
+CALM = {"sm_mhz": [1980.0, 1980.0], "hw_thermal": [0.0, 0.0], "other_processes": [0.0, 0.0]}
+THROTTLED = {**CALM, "sm_mhz": [1980.0, 1410.0]}
+CLOCK = "SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
+
+
+def on(*launches: tuple[float, dict[str, list[float]]], **metrics: float) -> Record:
+    """A record of launches with these step times under these conditions."""
+    return record(*(launch(ms, conditions=conditions, **metrics) for ms, conditions in launches))
+
+
+def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() -> None:
+    before, now = on(*[(100.0, CALM)] * 3), on(*[(130.0, THROTTLED)] * 3)
+    found = judge(now, before, suspects=SUSPECTS)
+    assert (found.outcome, found.suspects, list(map(str, found.causes))) == ("environment", SUSPECTS, [CLOCK])
+    assert found.reason == f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
+    assert found.fails(ci=False)
+    assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
+
+
+def test_a_slowdown_under_the_baselines_conditions_is_a_regression() -> None:
+    for conditions in (CALM, THROTTLED):
+        found = judge(on(*[(130.0, conditions)] * 3), on(*[(100.0, conditions)] * 3))
+        assert (found.outcome, found.causes) == ("regression", ())
+
+
+def test_a_slowdown_larger_than_the_conditions_explain_is_a_regression_that_names_them() -> None:
+    """A clock at 71 % makes a step 1.4 times as long, and this one takes three times as long."""
+    found = judge(on(*[(300.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
+    assert (found.outcome, list(map(str, found.causes))) == ("regression", [CLOCK])
+    assert found.reason == "step time 200.0% worse (sees ≥ 1.3%)"
+
+
+def test_memory_and_flops_never_blame_the_machine() -> None:
+    before = on(*[(100.0, CALM)] * 3, peak_allocated_bytes=1000, flops_per_step=7)
+    found = judge(on(*[(130.0, THROTTLED)] * 3, peak_allocated_bytes=1100, flops_per_step=7), before)
+    assert found.reason == "peak allocated memory 10.0% worse (sees ≥ 0.5%)"
+    assert [change.outcome for change in found.changes] == ["environment", "regression", "ok"]
+    more = judge(on(*[(130.0, THROTTLED)] * 3, peak_allocated_bytes=1000, flops_per_step=8), before)
+    assert more.outcome == "incomparable"
+
+
+def test_a_count_is_red_whatever_the_machine_did_and_the_time_is_still_the_machines() -> None:
+    before, now = on(*[(100.0, CALM)] * 3, kernels=500), on(*[(130.0, THROTTLED)] * 3, kernels=501)
+    found = judge(now, before)
+    time = f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
+    assert (found.outcome, found.reason) == ("regression", f"kernels a step: 500 → 501; {time}")
+
+
+def test_conditions_that_slow_nothing_change_no_outcome_and_are_named() -> None:
+    found = judge(on(*[(100.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
+    assert (found.outcome, found.reason, list(map(str, found.causes))) == ("ok", None, [CLOCK])
+    faster = judge(on(*[(90.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
+    assert faster.outcome == "improvement"
+
+
+@pytest.mark.parametrize("stored", [{}, CALM], ids=["older than conditions", "with conditions"])
+def test_where_the_baseline_does_not_say_only_what_is_never_normal_counts(stored: dict[str, list[float]]) -> None:
+    before = on(*[(100.0, stored)] * 3)
+    assert judge(on(*[(130.0, {"hw_thermal": [0.6, 0.0]})] * 3), before).outcome == "environment"
+    assert judge(on(*[(130.0, {"other_processes": [0.0, 2.0]})] * 3), before).outcome == "environment"
+    assert judge(on(*[(130.0, THROTTLED)] * 3), before).outcome == ("environment" if stored else "regression")
+
+
+def test_one_slow_rank_and_two_moods_are_the_environments() -> None:
+    even, uneven = ({"rank_compute_ms": [90.0, slow]} for slow in (90.0, 99.0))
+    assert judge(on(*[(109.0, uneven)] * 3), on(*[(100.0, even)] * 3)).outcome == "environment"
+    slow = [bool(int(bit)) for bit in "1101111011100111110111001"]
+    moody = [(110.0 if each else 100.0) + 0.1 * (at % 3) for at, each in enumerate(slow)]
+    now = dataclasses.replace(launch(110.1), step_ms=moody, steady_from=0)
+    found = judge(record(*[now] * 3), record(*[dataclasses.replace(launch(100.0), step_ms=[100.0] * 40)] * 3))
+    assert (found.outcome, [cause.of for cause in found.causes]) == ("environment", ["step"])
+
+
+def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
+    """For their conditions, whatever their figures: here the two that ran beside others were the fast ones."""
+    before = on(*[(100.0, CALM)] * 5)
+    beside = {**CALM, "other_processes": [0.0, 1.0]}
+    mixed = [(130.0, beside)] * 2 + [(100.0, CALM)] * 5
+    found = judge(on(*mixed), before, policy=LOOKS)
+    assert (found.outcome, found.changes[0].now) == ("ok", pytest.approx(100.0))
+    assert found.reason == (
+        "2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline 0"
+    )
+    found = judge(on(*[(100.0, beside)] * 2, *[(130.0, CALM)] * 5), before, policy=LOOKS)
+    assert (found.outcome, found.changes[0].now, found.causes) == ("regression", pytest.approx(130.0), ())
+    assert found.reason == (
+        "step time 30.0% worse (sees ≥ 1.2%);"
+        " 2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "calm", "outcome", "doubtful"),
+    [
+        (2, 3, "noisy", True),  # fresh launches may tell
+        (4, 4, "noisy", True),
+        (4, 5, "regression", False),  # enough that were not disturbed
+        (6, 4, "environment", False),  # no more launches
+        (5, 0, "environment", False),  # a machine that never was calm: more of the same tells nothing
+    ],
+)
+def test_while_some_launches_are_disturbed_it_is_too_early_for_red(
+    disturbed: int, calm: int, outcome: str, doubtful: bool
+) -> None:
+    now = on(*[(130.0, THROTTLED)] * disturbed, *[(130.0, CALM)] * calm)
+    found = judge(now, on(*[(100.0, CALM)] * 5), policy=LOOKS)
+    assert (found.outcome, found.doubtful) == (outcome, doubtful)
+
+
+def test_launches_that_are_left_out_spend_no_error_twice() -> None:
+    """Every launch that is started is one look at most, whichever of them are judged in it."""
+    for started in range(3, 11):
+        for left_out in range(started):
+            looks = dataclasses.replace(LOOKS, left_out=left_out)
+            assert looks.share(started - left_out) == LOOKS.share(started)
+    before = on(*[(100.0, CALM)] * 5)
+    now = on(*[(100.0, THROTTLED)] * 2, *[(101.5, CALM)] * 8)
+    assert judge(now, before, policy=LOOKS).doubtful is False, "none is left to start"
+
+
+def test_not_a_number_is_no_machines_fault() -> None:
+    before, now = on(*[(100.0, CALM)] * 3), on(*[(130.0, THROTTLED)] * 3)
+    broken = dataclasses.replace(before.launches[0], metrics={"step_ms": 100.0})
+    object.__setattr__(broken, "metrics", {"step_ms": math.nan})
+    assert judge(dataclasses.replace(now, launches=(broken,) * 3), before).outcome == "regression"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trainbench.conditions import worst
 from pytest_trainbench.history import read_runs
 from pytest_trainbench.record import Record, read_record
 from pytest_trainbench.settings import HISTORY
@@ -31,8 +32,8 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
     Columns: ``id, label, hardware, builder`` (the function's name), ``mesh, world_size, created, machine, launch``
     (from 0), ``outcome, reason``; ``param.<name>`` for each parameter of the case; every metric under its own name with
-    its unit; ``figure.<name>`` for what a step said of itself; and ``steady_steps``, the number of steps that the
-    metrics were read from.
+    its unit; ``figure.<name>`` for what a step said of itself; ``condition.<name>`` for what it ran under, of the worst
+    device or rank; and ``steady_steps``, the number of steps that the metrics were read from.
     """
     import pandas as pd
 
@@ -54,6 +55,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
                 **{f"param.{name}": value for name, value in record.case.params.items()},
                 **launch.metrics,
                 **{f"figure.{name}": value for name, value in launch.figures.items()},
+                **{f"condition.{name}": worst(name, values) for name, values in launch.conditions.items()},
                 "steady_steps": len(launch.steady_ms),
             }
             for number, launch in enumerate(record.launches)

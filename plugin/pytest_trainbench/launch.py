@@ -16,11 +16,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench import worker
+from pytest_trainbench import conditions, worker
 from pytest_trainbench.record import Trace
 
 GRACE_S = 10.0
@@ -37,7 +37,8 @@ class Ended:
     """How a launch ended: with the traces of all ranks in rank order, or with the outcome and reason of its failure.
 
     ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
-    of its log. ``by_hand`` is the command that starts the same ranks again.
+    of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
+    while rank 0 timed its steps (:class:`pytest_trainbench.conditions.Watch`).
     """
 
     traces: tuple[Trace, ...] = ()
@@ -45,6 +46,7 @@ class Ended:
     reason: str | None = None
     detail: str = ""
     by_hand: str = ""
+    devices: dict[str, list[float]] = field(default_factory=dict)
 
 
 def start_fork_server(modules: str) -> None:
@@ -87,8 +89,9 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
+    devices: dict[str, list[float]] = {}
     try:
-        with _signals_kept(), _quiet_agent(), _watched(job, progress):
+        with _signals_kept(), _quiet_agent(), _watched(job, progress), _sampled(job) as devices:
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -101,7 +104,7 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
     torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__, str(path)]
-    return replace(_collect(job, exit_codes), by_hand=shlex.join(torchrun))
+    return replace(_collect(job, exit_codes), by_hand=shlex.join(torchrun), devices=devices)
 
 
 def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
@@ -173,10 +176,18 @@ def _phase(folder: Path, rank: int) -> str:
 
 def _kill_ranks(folder: Path) -> None:
     """The last word: whatever the agent could not stop, and whatever a rank had started."""
+    for group in _ranks(folder):
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _ranks(folder: Path) -> set[int]:
+    """Process ids of the ranks, each of which leads a process group of its own."""
+    found = set()
     for path in folder.glob("pid-*"):
-        # Each rank leads a process group of its own.
         with contextlib.suppress(OSError, ValueError):
-            os.killpg(int(path.read_text()), signal.SIGKILL)
+            found.add(int(path.read_text()))
+    return found
 
 
 @contextlib.contextmanager
@@ -206,6 +217,45 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
     finally:
         done.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
+    """Filled at the end with what NVIDIA's devices ran under while rank 0 was timing; empty without such devices.
+
+    By a thread of its own: a driver that does not answer must not hold up who watches over the limit.
+    """
+    found: dict[str, list[float]] = {}
+    watch = _watch(job)
+    if watch is None:
+        yield found
+        return
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.wait(conditions.SAMPLE_EVERY_S):
+            if _phase(job.folder, 0).startswith("timing"):
+                watch.sample(ours=_ranks(job.folder))
+
+    thread = threading.Thread(target=sample, name="trainbench-sample", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join(timeout=conditions.SAMPLE_EVERY_S)
+        if not thread.is_alive():
+            found |= watch.conditions()
+
+
+def _watch(job: worker.Job) -> conditions.Watch | None:
+    if not job.device_uuids or job.reference_steps is not None:
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return conditions.Watch.of(job.device_uuids, nvml=pynvml)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import counts, energy, flops, parts
+from pytest_trainbench import conditions, counts, energy, flops, parts
 from pytest_trainbench.step import Step
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Timing:
     flops_counted: float | None
     memory: dict[str, int]
     energy_j: float | None
+    host: dict[str, float]
     parts: dict[str, float]
     collectives: dict[str, dict[str, float]] | None
     compilations: dict[str, float]
@@ -103,10 +104,12 @@ def run(
     gc.freeze()
     # Of a rank with several devices the counter would see one.
     counted = energy.counter_of(device) if step.devices == 1 else None
+    host = conditions.counters()
     slowest(0.0)
     before_j = counted() if counted else 0.0
     step_ms, timed_losses = timed_loop(step.run, count, clock)
     energy_j = counted() - before_j if counted else None
+    host = {**conditions.counted(host, conditions.counters()), **conditions.clock_mhz()}
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)
@@ -121,6 +124,7 @@ def run(
         flops_counted=None if counter is None else float(counter.get_total_flops()),
         memory=memory,
         energy_j=energy_j,
+        host=host,
         parts={} if found is None else asdict(found),
         collectives=collectives,
         compilations=compilations,

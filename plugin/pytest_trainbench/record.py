@@ -28,8 +28,8 @@ class Trace:
     parts: where a step's time goes, by name (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. collectives:
     calls and bytes of one step by kind, ``None`` where they could not be counted. compilations: see
     :func:`pytest_trainbench.counts.compilations`. energy_j: taken by this rank's device in all timed steps, ``None``
-    where it has no counter. figures: what the step said of itself. devices: that this rank keeps busy. phases_s:
-    seconds by phase.
+    where it has no counter. host: what its host counted meanwhile (:func:`pytest_trainbench.conditions.counters`).
+    figures: what the step said of itself. devices: that this rank keeps busy. phases_s: seconds by phase.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Trace:
     collectives: dict[str, dict[str, float]] | None
     compilations: dict[str, float]
     energy_j: float | None
+    host: dict[str, float]
     figures: dict[str, float]
     phases_s: dict[str, float]
 
@@ -68,9 +69,9 @@ class Launch:
 
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
     steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
-    ``collectives`` are calls and bytes of one step by kind, all ranks added up. losses are the mean over data-parallel
-    ranks, from the first step on, up to the first that is not finite: every number here is. ``reason`` says why
-    ``outcome`` is not ``ok``.
+    ``collectives`` are calls and bytes of one step by kind, all ranks added up. ``conditions`` are what it ran under
+    (:data:`pytest_trainbench.conditions.CONDITIONS`). losses are the mean over data-parallel ranks, from the first step
+    on, up to the first that is not finite: every number here is. ``reason`` says why ``outcome`` is not ``ok``.
     """
 
     outcome: str = "ok"
@@ -81,6 +82,7 @@ class Launch:
     metrics: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     collectives: dict[str, dict[str, float]] = field(default_factory=dict)
+    conditions: dict[str, list[float]] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class Launch:
         numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.figures.values()]
         numbers += self.phases_s.values()
         numbers += (number for kind in self.collectives.values() for number in kind.values())
+        numbers += (number for values in self.conditions.values() for number in values)
         if broken := [number for number in numbers if not math.isfinite(number)]:
             raise ValueError(f"a launch holds finite numbers, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):

@@ -7,7 +7,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import takewhile
+from types import MappingProxyType
 
+from pytest_trainbench import conditions
 from pytest_trainbench.metrics import METRICS, Window, counted_collectives, counted_flops
 from pytest_trainbench.record import Launch, Trace
 
@@ -57,11 +59,13 @@ def reduce(
     peak_tflops: float | None,
     reference: Sequence[float] | None = None,
     loss_tolerance: float = math.inf,
+    devices: conditions.Conditions = MappingProxyType({}),
 ) -> Launch:
     """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any.
 
     A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come
-    from the totals of the steady window. A launch that fails a guard keeps its figures and is ``invalid``.
+    from the totals of the steady window. ``devices``: conditions of all devices that are here. A launch that fails a
+    guard keeps its figures and is ``invalid``.
     """
     slowest_ms = [max(times) for times in zip(*(trace.step_ms for trace in traces), strict=True)]
     start = steady_from(slowest_ms)
@@ -86,8 +90,19 @@ def reduce(
         metrics={name: value for name, value in readings.items() if value is not None},
         figures=traces[0].figures,
         collectives=counted_collectives(traces) or {},
+        conditions=_conditions(traces, devices),
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
     )
+
+
+def _conditions(traces: Sequence[Trace], devices: conditions.Conditions) -> dict[str, list[float]]:
+    """What the launch ran under, of the devices that its ranks keep busy."""
+    used = sum(trace.devices for trace in traces)
+    found = conditions.host([trace.host for trace in traces])
+    found |= {name: list(values[:used]) for name, values in devices.items()}
+    if all("compute_ms" in trace.parts for trace in traces):
+        found["rank_compute_ms"] = [trace.parts["compute_ms"] for trace in traces]
+    return found
 
 
 def loss_deviation(losses: Sequence[float], reference: Sequence[float]) -> float | None:

@@ -26,7 +26,7 @@ from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import Settings
-from pytest_trainbench.verdict import Policy, Priors, Verdict, judge, learn
+from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, judge, learn
 from pytest_trainbench.worker import Job
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
@@ -131,7 +131,10 @@ class Runner:
         if saves and record.outcome in baseline.KEPT_OUTCOMES:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
-            verdict = dataclasses.replace(verdict, outcome=outcome, reason=record.reason, compared=True)
+            reason = record.reason
+            if disturbed := disturbance(record):
+                reason = f"stored all the same, though {disturbed}: save it again when that is over"
+            verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
         return Row(
             label=label,
             verdict=verdict,
@@ -193,6 +196,8 @@ class Runner:
     def _stale(self, stored: Record, verdict: Verdict) -> str:
         if verdict.outcome == "improvement":
             return "it is beaten"
+        if disturbance(stored):
+            return "it was measured on a disturbed machine"
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
         return f"it is more than {self.settings.stale_days} days old" if days > self.settings.stale_days else ""
 
@@ -230,6 +235,7 @@ class Runner:
                 peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
                 reference=_losses(truth) if reference else None,
                 loss_tolerance=reference.loss_tolerance if reference else math.inf,
+                devices=ended.devices,
             )
             yield one, ended
             if one.outcome != "ok":
@@ -275,6 +281,7 @@ class Runner:
                     limit_s=limit_s,
                     collective_limit_s=limit_s / 2,
                     import_path=self.import_path,
+                    device_uuids=self.hardware.uuids,
                     **job,
                 ),
                 progress=tell,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pytest_trainbench import environment
+from pytest_trainbench import causes, environment
+from pytest_trainbench.causes import Cause
 from pytest_trainbench.metrics import METRICS, Counted, Exact, Relative, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned
 from pytest_trainbench.record import Record, as_stored
@@ -23,6 +25,7 @@ OUTCOMES: dict[str, str] = {
     "oom": "passes",
     "skipped": "skips",
     "regression": "fails",
+    "environment": "fails",
     "incomparable": "fails",
     "invalid": "fails",
     "timeout": "fails",
@@ -62,7 +65,8 @@ class Policy:
 
     error: chance of a false regression that all metrics of a row have together, over all looks. first, last: launches
     at the first look and at the last; in between a row in doubt is looked at after every launch. floor: replaces that
-    of every :class:`Statistical` gate. fail_on_improvement: what fails is confirmed, so improvements are too.
+    of every :class:`Statistical` gate. fail_on_improvement: what fails is confirmed, so improvements are too. left_out:
+    launches that were started and are not judged; each was a look all the same.
     """
 
     error: float = ERROR_MOST
@@ -70,18 +74,20 @@ class Policy:
     last: int = 1
     floor: float | None = None
     fail_on_improvement: bool = False
+    left_out: int = 0
 
     def share(self, launches: int) -> float:
-        """Of a metric's error, what the look after so many launches may use.
+        """Of a metric's error, what the look at so many launches may use.
 
         The looks' shares add up to 1 at most, so that together they keep the error whatever their correlation
         (Bonferroni). Nearly all of it is kept for the last, as in Haybittle's and Peto's rule for trials: R. Peto
         et al., British Journal of Cancer 34, 1976.
         """
         early = max(0, self.last - self.first - FRESH_LEAST)
-        if launches >= self.last:
+        started = launches + self.left_out
+        if started >= self.last:
             return 1 - EARLY if early else 1.0
-        return EARLY / early if launches >= self.first + FRESH_LEAST else 0.0
+        return EARLY / early if started >= self.first + FRESH_LEAST else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +96,8 @@ class Change:
 
     ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
-    have been found at least eight times in ten. ``outcome``: ok, regression, improvement, noisy, incomparable, or not
-    judged.
+    have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
+    incomparable, or not judged.
     ``doubtful``: it may be a regression yet, if there were more launches.
     """
 
@@ -107,13 +113,15 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``reason`` is one sentence for every outcome but ok; ``changes`` holds the judged metrics;
-    ``suspects`` what differs in the environment; ``compared`` is false where a baseline was wanted and missing."""
+    """``reason`` is one sentence for every outcome but ok, and for an ok that left launches out; ``changes`` holds the
+    judged metrics; ``suspects`` what differs in the environment; ``causes`` what the launches ran under that was worse
+    than the baseline's; ``compared`` is false where a baseline was wanted and missing."""
 
     outcome: str
     reason: str | None = None
     changes: tuple[Change, ...] = ()
     suspects: tuple[environment.Difference, ...] = ()
+    causes: tuple[Cause, ...] = ()
     compared: bool = True
 
     def __post_init__(self) -> None:
@@ -172,6 +180,7 @@ def judge(
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
     if "step_ms" not in judged:
         return Verdict(outcome="incomparable", reason="the baseline has no step_ms", suspects=listed)
+    record, policy, early, note = _undisturbed(record, baseline, policy)
     if lost := [name for name in judged if not record.values(name)]:
         reason = f"the baseline has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
@@ -198,14 +207,17 @@ def judge(
             policy=policy,
         )
 
-    changes = tuple(map(compared, judged))
-    for outcome in ("incomparable", "regression", "noisy", "improvement"):
+    unlike = tuple(causes.of_record(record, baseline))
+    changes = tuple(_blamed(compared(name), unlike, early=early, floor=policy.floor) for name in judged)
+    for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            reason = "; ".join(map(describe, found))
+            reason = "; ".join(describe(change, unlike) for change in found)
             if _only_counts(changes):
-                reason += f"; {_beside(changes[0])}"  # of step_ms, which comes first
-            return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed)
-    return Verdict(outcome="ok", changes=changes, suspects=listed)
+                reason += f"; {_beside(changes[0], unlike)}"  # of step_ms, which comes first
+            if note is not None:
+                reason += f"; {note}"
+            return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed, causes=unlike)
+    return Verdict(outcome="ok", reason=note, changes=changes, suspects=listed, causes=unlike)
 
 
 def _only_counts(changes: Sequence[Change]) -> bool:
@@ -214,8 +226,50 @@ def _only_counts(changes: Sequence[Change]) -> bool:
     return bool(red) and all(isinstance(gate, Counted) for gate in red)
 
 
-def describe(change: Change) -> str:
-    """One change in words: what, by how much, and how little could have been seen."""
+def _undisturbed(record: Record, baseline: Record, policy: Policy) -> tuple[Record, Policy, bool, str | None]:
+    """What to judge: without the disturbed launches, as soon as there are enough others for a regression.
+
+    Then: whether it is too early for red, because some launches were disturbed and some were not, so that fresh ones
+    may tell; and what was left out, in words.
+    """
+    disturbed = causes.of_launches(record, baseline)
+    calm = tuple(launch for launch, why in zip(record.launches, disturbed, strict=True) if not why)
+    left_out = len(record.launches) - len(calm)
+    if not left_out or len(calm) < policy.first + FRESH_LEAST:
+        return record, policy, bool(calm and left_out) and len(record.launches) < policy.last, None
+    first = next(filter(None, disturbed))[0]
+    note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
+    calmed = dataclasses.replace(record, launches=calm)
+    return calmed, dataclasses.replace(policy, left_out=left_out), False, note
+
+
+def disturbance(record: Record) -> str:
+    """What the launches ran under that is not normal, whatever a baseline says; empty where there is nothing."""
+    found = causes.unlike(causes.typical(record.launches), {}, places=causes.places(record))
+    return ", ".join(cause.what for cause in found)
+
+
+def _blamed(change: Change, unlike: Sequence[Cause], *, early: bool, floor: float | None) -> Change:
+    """A slowdown that the conditions account for is the environment's. While it is ``early``, what may be one is in
+    doubt, be it red or lost in the noise that disturbed launches made."""
+    gate = METRICS[change.metric].gate
+    if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
+        return change
+    if early and -change.change > (gate.floor if floor is None else floor):
+        return dataclasses.replace(change, outcome="noisy", doubtful=True)
+    if change.outcome == "noisy":
+        return change
+    explained = causes.explained(_slowdown(change), change.metric, unlike)
+    return dataclasses.replace(change, outcome="environment") if explained else change
+
+
+def _slowdown(change: Change) -> float:
+    """Logarithm of how many times as long; NaN stays NaN, which nothing explains."""
+    return abs(math.log(change.now / change.before))
+
+
+def describe(change: Change, unlike: Sequence[Cause] = ()) -> str:
+    """One change in words: what, by how much, how little could have been seen, and the conditions that explain it."""
     title = METRICS[change.metric].title
     if change.outcome == "incomparable":
         # In full: a difference that counts must also be seen.
@@ -224,13 +278,17 @@ def describe(change: Change) -> str:
         return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
     if change.outcome == "noisy":
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
-    return f"{title} {movement(change)}"
+    said = f"{title} {movement(change)}"
+    if change.outcome == "environment":
+        explained = causes.explained(_slowdown(change), change.metric, unlike)
+        return f"{said}; the machine, not the code: {', and '.join(map(str, explained))}"
+    return said
 
 
-def _beside(step: Change) -> str:
+def _beside(step: Change, unlike: Sequence[Cause]) -> str:
     """What is to be said of the time of a step that does more than it did."""
-    if step.outcome == "noisy":
-        return describe(step)
+    if step.outcome in ("noisy", "environment"):
+        return describe(step, unlike)
     if step.outcome == "improvement":
         return f"its time is {movement(step)}"
     seen = f"sees ≥ {percent(step.sees)}"
@@ -306,7 +364,7 @@ def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Chan
             floor = math.log1p(limit)
         case _:
             raise ValueError(f"{name} is not judged by its noise")
-    launches, last = found.launches_now, max(policy.last, found.launches_now)
+    launches, last = found.launches_now, max(policy.last - policy.left_out, found.launches_now)
     final = found.after(last)
     worse = -found.change if metric.higher_is_better else found.change
     red = max(floor, found.reach(error * policy.share(launches)))

@@ -45,7 +45,8 @@ class Job:
 
     With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
     rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``. ``delay_ms``
-    is a slowdown of every step, planted to see whether it is found.
+    is a slowdown of every step, planted to see whether it is found. ``device_uuids``: of NVIDIA's devices, in order,
+    for whoever watches them from outside.
     """
 
     case: Case
@@ -57,6 +58,7 @@ class Job:
     reference_steps: int | None = None
     import_path: tuple[str, ...] = ()
     delay_ms: float = 0.0
+    device_uuids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.collective_limit_s < self.limit_s:
@@ -71,6 +73,7 @@ class Job:
             "case": self.case.to_json(),
             "folder": str(self.folder),
             "import_path": list(self.import_path),
+            "device_uuids": list(self.device_uuids),
         }
         path.write_text(json.dumps(data, indent=2), encoding="utf-8")
         return path
@@ -85,6 +88,7 @@ class Job:
                 "folder": Path(data["folder"]),
                 "plan": measure.Plan(**data["plan"]),
                 "import_path": tuple(data["import_path"]),
+                "device_uuids": tuple(data["device_uuids"]),
             }
         )
 
@@ -227,6 +231,7 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
             flops_counted=None,
             memory={},
             energy_j=None,
+            host={},
             parts={},
             collectives=None,
             compilations={},

@@ -64,6 +64,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     said += [
         f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()
     ]
+    if disturbed := [row for row in rows if row.verdict.causes and OUTCOMES[row.verdict.outcome] != "fails"]:
+        who = ", ".join(row.label for row in disturbed)
+        said.append(f"the machine was not as for the baseline: {who}: for example {disturbed[0].verdict.causes[0]}")
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
         said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
     said += calibration.said([row.calibration for row in rows if row.calibration])
@@ -94,15 +97,25 @@ def failure(row: Row) -> str:
     if row.record is not None and row.baseline is not None:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
         facts += _listed("parts", _parts(row.baseline, row.record))
+        facts += _listed("machine", _conditions(row))
         facts += _suspects(row)
     if row.accept:
         facts.append(("accept", row.accept))
+    if row.verdict.outcome == "environment":
+        facts.append(("then", "look at the machine, not at the commit, and run this again; nothing is to be accepted"))
     if row.by_hand:
         facts.append(("by hand", row.by_hand))
     lines += [f"  {name:<10}{text}" for name, text in facts]
     if row.detail:
         lines += ["", textwrap.indent(row.detail, "    ")]
     return "\n".join(lines)
+
+
+def _conditions(row: Row) -> list[str]:
+    """What the launches ran under, where it was worse than the baseline's or is known not to have been."""
+    known = all(any(one.conditions for one in record.launches) for record in (row.record, row.baseline) if record)
+    told = [str(cause) for cause in row.verdict.causes]
+    return told or (["as for the baseline, in all that is watched"] if known else [])
 
 
 def _parts(before: Record, now: Record) -> list[str]:

@@ -1,0 +1,327 @@
+"""What a launch ran under while its steps were timed: the host's cores, the devices' clocks, who else was there.
+
+Counters that only grow are read by each rank right before and after its timed steps; what has no counter is sampled by
+the process that started the ranks, which disturbs none of them. A fact that cannot be read is absent, never guessed.
+:data:`CONDITIONS` says which facts there are and how much of each may slow a step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Conditions = Mapping[str, Sequence[float]]
+"""Facts by name: one figure for the host, or one for each device, or for each rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A speed. Lower than the baseline's by more than ``margin`` (a fraction) counts, and lengthens a step by the ratio
+    at most."""
+
+    margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A share of the window that was lost. Higher than the baseline's by more than ``margin`` (a difference) counts,
+    and lengthens a step as what is left of the window got shorter. ``normal``: the share to hold it against where the
+    baseline is older than conditions; ``None``: nothing then counts. ``cost``: the condition whose shares say better
+    how much was lost, where it is known."""
+
+    margin: float
+    normal: float | None = None
+    cost: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """A number of things that should not be there. More than in the baseline count, and may have cost anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """``text`` says it in words, with ``figure``, a value and its unit, at its ``{}``. ``of``: ``host``, ``device`` or
+    ``rank``. ``rule`` is ``None`` for a fact that is stored and is never itself held to slow a step."""
+
+    text: str
+    of: str
+    figure: str = "{:.0%}"
+    rule: Rate | Lost | Present | None = None
+
+
+CONDITIONS: dict[str, Condition] = {
+    # Boost clocks of one H200 move by 1 to 2 % between launches of one step.
+    "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
+    "memory_mhz": Condition(text="memory clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
+    # A setting: any other value is another one.
+    "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=Rate(margin=0.005)),
+    # Of about ten samples in a window one is chance, two are not.
+    "hw_thermal": Condition(
+        text="thermal slowdown by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+    ),
+    "sw_thermal": Condition(
+        text="thermal slowdown by the driver in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+    ),
+    "hw_power_brake": Condition(
+        text="power brake by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+    ),
+    "hw_slowdown": Condition(
+        text="slowdown by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+    ),
+    # A large product runs at the power cap all the time, as it should: what that costs shows as the SM clock.
+    "sw_power_cap": Condition(text="at the power cap in {} of the window", of="device"),
+    "other_processes": Condition(text="other processes: {}", figure="{:.0f}", of="device", rule=Present()),
+    "temperature_c": Condition(text="temperature {}", figure="{:.0f} °C", of="device"),
+    "power_w": Condition(text="power {}", figure="{:,.0f} W", of="device"),
+    # A machine that does nothing else still has its services: a few percent of few cores.
+    "other_cores": Condition(
+        text="other processes used {} of the cores", of="host", rule=Lost(margin=0.1, normal=0.0, cost="waiting")
+    ),
+    # Ranks that share cores wait too: it says what others cost, never that there were any.
+    "waiting": Condition(text="a rank was ready and had no core in {} of the window", of="host"),
+    "stolen": Condition(
+        text="the host of this virtual machine withheld {} of its cores' time",
+        of="host",
+        rule=Lost(margin=0.05, normal=0.0),
+    ),
+    # A quota is part of a container, and a step that fills it may do so every night.
+    "quota": Condition(text="the container's CPU quota ran out in {} of its periods", of="host", rule=Lost(margin=0.1)),
+    "cpu_mhz": Condition(
+        text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)
+    ),
+    # Ranks are held against each other: pytest_trainbench.causes.slow_rank.
+    "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
+}
+
+
+def worst(name: str, values: Sequence[float]) -> float:
+    """Of the devices or ranks, that which a step waits for."""
+    return min(values) if name in CONDITIONS and isinstance(CONDITIONS[name].rule, Rate) else max(values)
+
+
+CAPACITY_LEAST_S = 0.4
+"""Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
+rank and core may be one off."""
+
+SAMPLE_EVERY_S = 0.2
+"""About ten samples of each device in a window of two seconds."""
+
+REASONS = {
+    "hw_thermal": "nvmlClocksThrottleReasonHwThermalSlowdown",
+    "sw_thermal": "nvmlClocksThrottleReasonSwThermalSlowdown",
+    "hw_power_brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+    "hw_slowdown": "nvmlClocksThrottleReasonHwSlowdown",
+    "sw_power_cap": "nvmlClocksThrottleReasonSwPowerCap",
+}
+"""Bits of NVML's answer, by the condition whose share of the samples they give."""
+
+
+# The host, as a rank counts
+
+
+def counters(root: Path = Path("/")) -> dict[str, float]:
+    """What only grows. Seconds: of the cores that this process may use ``busy_s``, ``stolen_s`` and ``idle_s``; of this
+    process and all that it started ``own_s``; of a thread that was ready and had no core ``waited_s.<thread>``; now,
+    ``at_s``. Periods of the container's quota, ``periods``, and those in which it ran out, ``throttled``."""
+    found = {"at_s": time.perf_counter(), **_cores(root), **_quota(root)}
+    with suppress(OSError, ValueError, IndexError):
+        found["own_s"] = sum(_cpu_s(root, pid) for pid in _family(root, os.getpid()))
+    for path in root.glob("proc/self/task/*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # the thread may have ended
+            found[f"waited_s.{path.parent.name}"] = int(path.read_text().split()[1]) / 1e9
+    return found
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What both have, by how much it grew; of the threads, the one that waited longest: ``waited_s``."""
+    grown = {name: after[name] - value for name, value in before.items() if name in after}
+    waited = [grown.pop(name) for name in list(grown) if name.startswith("waited_s.")]
+    return {**grown, **({"waited_s": max(waited)} if waited else {})}
+
+
+def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
+    """``cpu_mhz`` of the fastest core that this process may use: the others may be idle."""
+    found = []
+    for core in _mine():
+        with suppress(OSError, ValueError):
+            path = root / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq"
+            found.append(int(path.read_text()) / 1000)
+    return {"cpu_mhz": max(found)} if found else {}
+
+
+def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Conditions of the host from what each rank counted, all ranks on one host."""
+    found: dict[str, float] = {}
+
+    def known(*names: str) -> bool:
+        return all(name in one for one in ranks for name in names)
+
+    if known("busy_s", "stolen_s", "idle_s"):
+        first = ranks[0]
+        wanted_s = first["busy_s"] + first["stolen_s"]
+        capacity_s = wanted_s + first["idle_s"]
+        if capacity_s >= CAPACITY_LEAST_S:
+            found["stolen"] = first["stolen_s"] / wanted_s if wanted_s else 0.0
+            if known("own_s"):
+                others_s = first["busy_s"] - sum(one["own_s"] for one in ranks)
+                found["other_cores"] = min(1.0, max(0.0, others_s / capacity_s))
+    if known("waited_s", "at_s"):
+        # Ranks wait for each other, so that the step waits where any of them does: as often as independent ones do.
+        found["waiting"] = 1 - math.prod(max(0.0, 1 - one["waited_s"] / one["at_s"]) for one in ranks)
+    if known("periods", "throttled") and ranks[0]["periods"]:
+        found["quota"] = ranks[0]["throttled"] / ranks[0]["periods"]
+    if known("cpu_mhz"):
+        found["cpu_mhz"] = max(one["cpu_mhz"] for one in ranks)
+    return {name: [value] for name, value in found.items()}
+
+
+def _mine() -> set[int]:
+    """Cores that this process may use; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _cores(root: Path) -> dict[str, float]:
+    """Of ``/proc/stat`` (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal, in ticks."""
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    mine = {f"cpu{core}" for core in _mine()}
+    busy = stolen = idle = 0
+    try:
+        lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
+        cores = [list(map(int, line[1:9])) for line in lines if line and line[0] in mine]
+    except (OSError, ValueError):
+        return {}
+    for user, nice, system, idling, waiting, irq, softirq, steal in cores:
+        busy += user + nice + system + irq + softirq
+        idle += idling + waiting
+        stolen += steal
+    return {"busy_s": busy * tick_s, "stolen_s": stolen * tick_s, "idle_s": idle * tick_s} if cores else {}
+
+
+def _family(root: Path, pid: int) -> list[int]:
+    """A process and all that descend from it, such as workers that load data."""
+    children: list[int] = []
+    for path in root.glob(f"proc/{pid}/task/*/children"):
+        with suppress(OSError, ValueError):
+            children += map(int, path.read_text().split())
+    return [pid, *(one for child in children for one in _family(root, child))]
+
+
+def _cpu_s(root: Path, pid: int) -> float:
+    """Of a process and of its children that have ended (proc_pid_stat(5): utime, stime, cutime, cstime)."""
+    fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _quota(root: Path) -> dict[str, float]:
+    """Periods of this process's cgroup, and those in which its quota ran out; version 1 or 2."""
+    try:
+        entries = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return {}
+    for _, controllers, path in entries:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        # Inside a container the path may be the host's, and its own folder stands at the top.
+        for folder in (mounted / path.lstrip("/"), mounted):
+            with suppress(OSError, ValueError):
+                stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+                if "nr_periods" in stat:
+                    return {"periods": float(stat["nr_periods"]), "throttled": float(stat["nr_throttled"])}
+    return {}
+
+
+# The devices, as whoever started the ranks sees them
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """Samples of NVIDIA devices. ``handles``: NVML's, in the order of the devices. Made before the ranks open them, so
+    that it sees which processes were there already (how many: ``before``)."""
+
+    nvml: Any
+    handles: Sequence[Any]
+    before: list[int | None] = field(init=False)
+    samples: list[list[dict[str, float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.before = [None if pids is None else len(pids) for pids in map(self._pids, self.handles)]
+
+    @classmethod
+    def of(cls, uuids: Sequence[str], *, nvml: Any) -> Watch | None:
+        """``None`` where the driver does not answer."""
+        try:
+            nvml.nvmlInit()  # never shut down: the next launch asks again
+            return cls(nvml=nvml, handles=[nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
+        except nvml.NVMLError:
+            return None
+
+    def sample(self, ours: Collection[int]) -> None:
+        """``ours``: process groups of the ranks."""
+        on = [self._pids(handle) for handle in self.handles]
+        mine = [{pid for pid in pids or () if _group(pid) in ours} for pids in on]
+        # In a container the list may be empty, or of numbers that mean nothing here: then none of ours is in it.
+        told = any(mine)
+        found = []
+        for handle, pids, own, before in zip(self.handles, on, mine, self.before, strict=True):
+            facts = self._facts(handle)
+            if told and pids is not None:
+                facts["other_processes"] = len(pids - own)
+            elif pids and before is not None:
+                facts["other_processes"] = before
+            found.append(facts)
+        self.samples.append(found)
+
+    def conditions(self) -> dict[str, list[float]]:
+        """Of all samples: how often for a reason that a clock was held back, the most that others were, otherwise
+        the median."""
+        found: dict[str, list[float]] = {}
+        for name in CONDITIONS:
+            by_device = zip(*self.samples, strict=True)
+            devices = [[sample[name] for sample in samples if name in sample] for samples in by_device]
+            if devices and all(devices):
+                pick = statistics.fmean if name in REASONS else max if name == "other_processes" else statistics.median
+                found[name] = [float(pick(values)) for values in devices]
+        return found
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.nvml, function)(*arguments)
+        except self.nvml.NVMLError:
+            return None
+
+    def _pids(self, handle: Any) -> set[int] | None:
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        return None if processes is None else {process.pid for process in processes}
+
+    def _facts(self, handle: Any) -> dict[str, float]:
+        nvml = self.nvml
+        power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        read = {
+            "sm_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power_mw is None else power_mw / 1000,
+            "power_limit_w": None if limit_mw is None else round(limit_mw / 1000),
+        }
+        # The name that every driver has; since 535 it is also called …ClocksEventReasons.
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        if reasons is not None:
+            read |= {name: float(bool(reasons & getattr(nvml, bit))) for name, bit in REASONS.items()}
+        return {name: value for name, value in read.items() if value is not None}
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None

@@ -1,0 +1,256 @@
+"""What of a launch's conditions may have slowed it, by how much, and what is only as it was for the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from samples import case, launch, record
+
+from pytest_trainbench.causes import Cause, Moods, explained, moods, of_launches, of_record, slow_rank, typical, unlike
+from pytest_trainbench.conditions import CONDITIONS, Lost, Present, Rate
+from pytest_trainbench.record import Launch, Record
+
+Facts = Mapping[str, list[float]]
+
+
+def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: int = 3, **metrics: float) -> Record:
+    """A record of launches under these conditions."""
+    one = launch(step_ms, conditions=facts, **metrics)
+    return record(*[one] * launches, of=case(mesh=mesh))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "words", "longer"),
+    [
+        (
+            {"sm_mhz": [1980.0, 1410.0]},
+            {"sm_mhz": [1980.0, 1965.0]},
+            "SM clock 1,410 MHz on device 1, baseline 1,965 MHz",
+            1965 / 1410,
+        ),
+        ({"memory_mhz": [2619.0]}, {"memory_mhz": [3201.0]}, "memory clock 2,619 MHz, baseline 3,201 MHz", 3201 / 2619),
+        ({"power_limit_w": [500.0]}, {"power_limit_w": [700.0]}, "power limit 500 W, baseline 700 W", 1.4),
+        (
+            {"hw_thermal": [0.5]},
+            {"hw_thermal": [0.0]},
+            "thermal slowdown by the hardware in 50% of the window, baseline 0%",
+            2.0,
+        ),
+        (
+            {"sw_thermal": [0.0, 0.2, 0.0]},
+            {},
+            "thermal slowdown by the driver in 20% of the window on device 1, baseline not known",
+            1.25,
+        ),
+        ({"other_processes": [0.0, 0.0, 1.0]}, {}, "other processes: 1 on device 2, baseline not known", math.inf),
+        ({"other_cores": [0.4]}, {"other_cores": [0.1]}, "other processes used 40% of the cores, baseline 10%", 1.5),
+        (
+            {"other_cores": [0.4], "waiting": [0.55]},
+            {"other_cores": [0.1], "waiting": [0.1]},
+            "other processes used 40% of the cores, baseline 10%",
+            2.0,
+        ),
+        (
+            {"stolen": [0.2]},
+            {"stolen": [0.0]},
+            "the host of this virtual machine withheld 20% of its cores' time, baseline 0%",
+            1.25,
+        ),
+        (
+            {"quota": [1.0]},
+            {"quota": [0.0]},
+            "the container's CPU quota ran out in 100% of its periods, baseline 0%",
+            math.inf,
+        ),
+        ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),
+    ],
+)
+def test_a_cause_has_both_figures_and_says_how_much_it_may_cost(
+    now: Facts, before: Facts, words: str, longer: float
+) -> None:
+    (cause,) = unlike(now, before)
+    assert str(cause) == words
+    assert math.exp(cause.slows) == pytest.approx(longer)
+
+
+def test_cores_that_nobody_waited_for_cost_nothing() -> None:
+    (cause,) = unlike({"other_cores": [0.4], "waiting": [0.01]}, {"other_cores": [0.0], "waiting": [0.01]})
+    assert cause.slows == 0.0
+
+
+def margins(name: str) -> tuple[float, float, float]:
+    """A figure, and another that is worse by less than it takes, and by more."""
+    match CONDITIONS[name].rule:
+        case Rate(margin=margin):
+            return 1000.0, 1000.0 * (1 - 0.9 * margin), 1000.0 * (1 - 1.1 * margin)
+        case Lost(margin=margin):
+            return 0.3, 0.3 + 0.9 * margin, 0.3 + 1.1 * margin
+        case Present():
+            return 1.0, 1.0, 2.0
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", [name for name, condition in CONDITIONS.items() if condition.rule])
+def test_what_is_as_for_the_baseline_or_nearly_is_no_cause(name: str) -> None:
+    usual, near, worse = margins(name)
+    assert unlike({name: [usual]}, {name: [usual]}) == []
+    assert unlike({name: [near]}, {name: [usual]}) == []
+    assert len(unlike({name: [worse]}, {name: [usual]})) == 1
+    assert unlike({name: [usual]}, {name: [worse]}) == [], "better is no cause"
+    assert unlike({}, {name: [usual]}) == [], "what is not known is not guessed"
+    assert unlike({name: [worse]}, {"power_w": [1.0]}) == [], "nor for a baseline that knew others"
+
+
+def test_a_product_at_its_power_cap_is_as_it_should_be() -> None:
+    """An H200 multiplies matrices at 700 W all the time: only a clock unlike the baseline's says that it lost by it."""
+    capped = {"sw_power_cap": [1.0], "power_w": [699.0], "temperature_c": [70.0], "sm_mhz": [1600.0]}
+    assert unlike(capped, capped) == []
+    assert unlike(capped, {}) == []
+    assert unlike(capped, {"sw_power_cap": [0.0], "power_w": [400.0], "temperature_c": [40.0]}) == []
+    assert [cause.what for cause in unlike(capped, {"sm_mhz": [1750.0]})] == ["SM clock 1,600 MHz"]
+
+
+@pytest.mark.parametrize("name", ["sm_mhz", "power_limit_w", "quota", "cpu_mhz", "waiting", "sw_power_cap"])
+def test_what_has_no_normal_value_needs_a_baseline(name: str) -> None:
+    assert unlike({name: [1.0]}, {}) == []
+
+
+def test_a_condition_of_several_launches_is_that_of_the_median_one_device_by_device() -> None:
+    launches = [launch(conditions={"sm_mhz": [1980.0, each]}) for each in (1500.0, 1980.0, 1410.0)]
+    assert typical([*launches, launch()]) == {"sm_mhz": [1980.0, 1500.0]}
+    assert typical([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "counts"),
+    [({}, True), ({"compute_ms": 90.0, "host_ms": 20.0}, False), ({"compute_ms": 90.0, "host_ms": 95.0}, True)],
+    ids=["on a CPU", "on a device that its host keeps busy", "host-bound"],
+)
+def test_the_host_counts_where_it_sets_the_pace(metrics: dict[str, float], counts: bool) -> None:
+    calm, busy = under({"other_cores": [0.0]}, **metrics), under({"other_cores": [0.5]}, **metrics)
+    assert bool(of_record(busy, calm)) is counts
+    assert [bool(each) for each in of_launches(busy, calm)] == [counts] * 3
+
+
+# Can it be that much?
+
+
+def test_a_cause_explains_what_it_accounts_for_at_least_half_of() -> None:
+    clock = Cause(what="SM clock 1,800 MHz", usual="1,980 MHz", slows=math.log(1.1), of="device")
+    assert explained(math.log(1.2), "step_ms", [clock]) == [clock]
+    assert explained(math.log(1.22), "step_ms", [clock]) == []
+    assert explained(math.nan, "step_ms", [clock]) == []
+    assert explained(math.log(1.2), "compute_ms", [clock]) == [clock]
+
+
+@pytest.mark.parametrize(("of", "blamed"), [("host", False), ("step", False), ("rank", True), ("device", True)])
+def test_the_host_does_not_change_how_long_a_device_computes(of: str, blamed: bool) -> None:
+    cause = Cause(what="it", usual="not", slows=math.inf, of=of)
+    assert bool(explained(0.1, "compute_ms", [cause])) is blamed
+    assert explained(0.1, "step_ms", [cause]) == [cause]
+
+
+# One slow rank
+
+
+LONGER = "rank 3 computes 10.0% longer than {}, baseline 0.0%"
+EVEN = [50.0, 50.2, 49.9, 50.1]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "now", "before", "told"),
+    [
+        ("dp4", [50.0, 50.2, 49.9, 54.5], EVEN, "rank 3 computes 9.0% longer than {}, baseline 0.4%"),
+        ("dp4", [50.0, 50.2, 49.9, 54.5], [], "rank 3 computes 9.0% longer than {}, baseline not known"),
+        ("dp4", [50.0, 50.2, 49.9, 54.5], [50.0, 54.4, 50.0, 50.0], None),
+        ("dp4", [55.0, 55.2, 54.9, 55.1], EVEN, None),
+        ("dp4", [50.0, 50.0, 50.0, 51.0], EVEN, None),
+        ("dp2-pp2", [50.0, 50.0, 60.0, 60.0], EVEN, None),
+        ("dp2-pp2", [50.0, 50.0, 60.0, 66.0], [50.0, 50.0, 60.0, 60.0], LONGER),
+        ("tp4", [50.0, 50.0, 50.0, 66.0], EVEN, None),
+    ],
+)
+def test_a_rank_stands_out_among_those_that_do_the_same_work(
+    mesh: str, now: list[float], before: list[float], told: str | None
+) -> None:
+    """Of two pipeline stages one may well compute longer, and ranks of a tensor-parallel group need not be alike."""
+    sides = [under({"rank_compute_ms": each} if each else {}, mesh=mesh) for each in (now, before)]
+    found = slow_rank(sides[0], sides[1])
+    assert (found and str(found)) == (told and told.format("its data-parallel peers"))
+
+
+def test_a_slow_rank_costs_what_it_computes_longer() -> None:
+    now, before = (under({"rank_compute_ms": [50.0, each]}, mesh="dp2") for each in (60.0, 50.0))
+    cause = slow_rank(now, before)
+    assert cause is not None
+    assert (math.exp(cause.slows), cause.of) == (pytest.approx(1.2), "rank")
+
+
+# Two moods
+
+
+def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.0) -> list[float]:
+    """Times of two moods, each within 1 %, in no order that repeats."""
+    times = [fast_ms * (1 + 0.001 * (at % 10)) for at in range(fast)]
+    for at in range(slow):
+        times.insert(at * at * 7 % (len(times) + 1), slow_ms * (1 + 0.001 * (at % 10)))
+    return times
+
+
+def test_two_moods_are_told_with_their_share() -> None:
+    assert moods(mixed(30, 10)) == Moods(
+        fast_ms=pytest.approx(100.45), slow_ms=pytest.approx(110.5, abs=0.1), slow_share=0.25
+    )
+
+
+@pytest.mark.parametrize(
+    "times_ms",
+    [
+        mixed(40, 0),
+        mixed(37, 3),  # a few slow ones are outliers
+        mixed(30, 10, slow_ms=103.0),  # too near
+        [100 * 1.01**at for at in range(40)],  # a slope is not two groups
+        [100.0, 100.0, 110.0, 110.0, 110.0],  # too few to say
+        [100.0] * 40,
+    ],
+)
+def test_what_is_of_one_mood_stays_so(times_ms: list[float]) -> None:
+    assert moods(times_ms) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_of_many_steps_is_no_mood(seed: int) -> None:
+    import numpy as np
+
+    noise = np.random.default_rng(seed)
+    assert moods((100 * np.exp(0.05 * noise.standard_t(5, size=100))).tolist()) is None
+    assert moods((100 * np.exp(0.05 * noise.uniform(size=100))).tolist()) is None
+
+
+def stepping(step_ms: list[float]) -> Record:
+    middle_ms = sorted(step_ms)[len(step_ms) // 2]
+    return record(*[Launch(step_ms=step_ms, metrics={"step_ms": middle_ms})] * 3)
+
+
+def test_steps_of_two_moods_cost_what_the_fast_ones_would_have_saved() -> None:
+    (cause,) = of_record(stepping(mixed(16, 24)), stepping(mixed(40, 0)))
+    assert str(cause) == "steps of two moods: 40% at 100.3 ms, 60% at 110.4 ms, baseline one"
+    assert math.exp(cause.slows) == pytest.approx(1.1, abs=0.005)
+    (cause,) = of_record(stepping(mixed(30, 10)), stepping(mixed(40, 0)))
+    assert math.exp(cause.slows) == pytest.approx(1.0, abs=0.006), "the median step was a fast one"
+
+
+def test_a_baseline_of_two_moods_makes_them_usual() -> None:
+    assert of_record(stepping(mixed(16, 24)), stepping(mixed(30, 10))) == []
+
+
+def test_what_comes_every_so_many_steps_is_the_codes_own() -> None:
+    assert of_record(stepping([100.0, 100.1, 110.0] * 12), stepping(mixed(40, 0))) == []
+
+
+def test_launches_of_two_moods_are_told_too() -> None:
+    now = record(*map(launch, (100.0, 107.2, 107.0, 100.1, 107.1, 99.9, 107.0)))
+    (cause,) = of_record(now, record(*map(launch, (100.0, 100.2, 100.1, 100.0, 99.9))))
+    assert str(cause) == "launches of two moods: 43% at 100 ms, 57% at 107 ms, baseline one"

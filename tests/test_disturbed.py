@@ -1,0 +1,117 @@
+"""A machine that others keep busy, for real and through the public door: named, red, and not blamed on the code."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from own_project import pytest_run, stored
+
+from pytest_trainbench.record import dump, read_record
+
+STEPS, WARMUP = 20, 8
+
+STEP = f"""
+from pathlib import Path
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from pytest_trainbench import Step
+
+BURN = Path(__file__).with_name("burn")
+
+def my_step(mesh, *, width):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(width, width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(2, 512, width)
+    runs = 0
+    def run():
+        nonlocal runs
+        runs += 1
+        # Those beside us burn while steps are timed, and let the rest of the test go quickly.
+        if runs == {WARMUP}:
+            BURN.touch()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        if runs == {WARMUP + STEPS}:
+            BURN.unlink(missing_ok=True)
+        return loss.detach()
+    return Step(run=run, samples=512 * mesh.size(), parameters=model.parameters, replicated=True)
+"""
+
+TEST = f"""
+from pytest_trainbench import Plan
+from my_steps import my_step
+
+def test_mine(bench, mesh):
+    bench(my_step, mesh=mesh, plan=Plan(warmup={WARMUP}, min_steps={STEPS}, max_steps={STEPS}), width=512)
+"""
+
+BURNER = """
+import sys, time
+from pathlib import Path
+burn = Path(sys.argv[1])
+while True:
+    if burn.exists():
+        sum(range(100_000))
+    else:
+        time.sleep(0.01)
+"""
+
+
+@contextlib.contextmanager
+def burners(project: pytest.Pytester) -> Iterator[None]:
+    """Two busy processes a core, as long as the steps of a launch are timed."""
+    command = [sys.executable, "-c", BURNER, str(project.path / "burn")]
+    started = [subprocess.Popen(command) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def calmed(path: Path) -> None:
+    """The stored baseline as a machine without others would have given it: the one that runs this test may be busy."""
+    record = read_record(path)
+    (one,) = record.launches
+    fastest_ms = min(one.step_ms)
+    calm = dataclasses.replace(
+        one,
+        step_ms=[fastest_ms] * len(one.step_ms),
+        metrics={**one.metrics, "step_ms": fastest_ms},
+        conditions={"other_cores": [0.0], "waiting": [0.0], "stolen": [0.0]},
+    )
+    path.write_text(dump(dataclasses.replace(record, launches=(calm,) * 3).to_json()))
+
+
+def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(project: pytest.Pytester) -> None:
+    project.makepyfile(my_steps=STEP, test_it=TEST)
+    assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+    (path,) = stored(project)
+    calmed(path)
+    with burners(project):
+        result = pytest_run(project, "--launches", "1", "--junit-xml", "junit.xml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "environment: mine: step time *% worse *; the machine, not the code:*other processes used *% of the cores,"
+            " baseline 0%*",
+            "  judged    step time: *: environment",
+            "  machine   other processes used *% of the cores, baseline 0%",
+            "  then      look at the machine, not at the commit, and run this again; nothing is to be accepted",
+            "*trainbench: 1 environment*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("  accept *")
+    suite = ElementTree.parse(project.path / "junit.xml").getroot()[0]
+    assert suite.attrib["failures"] == "1"
+    assert 'value="environment"' in (project.path / "junit.xml").read_text()
