@@ -194,12 +194,12 @@ class Runner:
         return learn(baseline.load_all(self.settings.baseline_dir, self.hardware.id))
 
     def _stale(self, stored: Record, verdict: Verdict) -> str:
-        if verdict.outcome == "improvement":
-            return "it is beaten"
-        if disturbance(stored):
-            return "it was measured on a disturbed machine"
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
-        return f"it is more than {self.settings.stale_days} days old" if days > self.settings.stale_days else ""
+        if days > self.settings.stale_days:
+            return f"it is more than {self.settings.stale_days} days old"
+        if disturbed := disturbance(stored):
+            return f"it was measured while {disturbed}"
+        return "it is beaten" if verdict.outcome == "improvement" else ""
 
     def _stored(self, case: Case) -> Record | None:
         try:
