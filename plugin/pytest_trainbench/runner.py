@@ -197,8 +197,8 @@ class Runner:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
         if days > self.settings.stale_days:
             return f"it is more than {self.settings.stale_days} days old"
-        if disturbed := disturbance(stored):
-            return f"it was measured while {disturbed}"
+        if disturbance(stored):
+            return "it was measured on a disturbed machine"
         return "it is beaten" if verdict.outcome == "improvement" else ""
 
     def _stored(self, case: Case) -> Record | None:
