@@ -32,6 +32,7 @@ LADDER = (
     "baseline",
     "detect",
     "environment",
+    "against",
     "history",
     "noise",
     "causes",
