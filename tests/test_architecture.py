@@ -53,6 +53,7 @@ LADDER = (
     "worker",
     "launch",
     "preload",
+    "side",
     "runner",
     "calibrate",
     # What users import, and pytest.
