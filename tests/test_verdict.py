@@ -641,6 +641,11 @@ def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() 
     assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
 
 
+def test_what_throttles_one_of_two_sides_that_take_turns_is_that_side() -> None:
+    found = judge(on(*[(130.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3), against="main")
+    assert (found.outcome, found.causes) == ("regression", ())
+
+
 def test_a_slowdown_under_the_baselines_conditions_is_a_regression() -> None:
     for conditions in (CALM, THROTTLED):
         found = judge(on(*[(130.0, conditions)] * 3), on(*[(100.0, conditions)] * 3))
