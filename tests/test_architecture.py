@@ -32,6 +32,7 @@ LADDER = (
     "baseline",
     "detect",
     "environment",
+    "against",
     "history",
     "noise",
     "causes",
@@ -52,6 +53,7 @@ LADDER = (
     "worker",
     "launch",
     "preload",
+    "side",
     "runner",
     "calibrate",
     # What users import, and pytest.

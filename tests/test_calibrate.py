@@ -23,7 +23,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.runner import Runner
+from pytest_trainbench.runner import Here, Runner
 from pytest_trainbench.worker import Job
 
 Step = Callable[[int], float]
@@ -43,9 +43,11 @@ def calibrated(folder: Path, monkeypatch: pytest.MonkeyPatch, step_ms: Step) -> 
     of = Runner(
         settings=settings.read({"calibrate": "true"}, {}, {"baseline_dir": str(folder / "none")}, folder),
         hardware=Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4),
-        environment=Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd"),
+        now=Here(
+            environment=Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd"),
+            import_path=(),
+        ),
         folder=folder / "ranks",
-        import_path=(),
         progress=lambda _: contextlib.nullcontext(lambda _: None),
     )
     return calibrate(of, case(), label="mine", plan=Plan(), reference=None), jobs

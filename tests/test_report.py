@@ -202,6 +202,23 @@ def test_what_is_not_the_same_in_every_launch_is_said_once_for_all_rows() -> Non
     ]
 
 
+def test_a_row_of_two_sides_says_which_and_how_to_run_it_again() -> None:
+    sides = dataclasses.replace(
+        REGRESSION,
+        baseline_path=None,
+        against="HEAD~1 (0123456789ab)",
+        again="pytest 'test_sharding.py::test_sharding[zero2-dp4]' --against=HEAD~1",
+        accept="",
+    )
+    lines = terminal.failure(sides).splitlines()
+    assert lines[4] == "  against   HEAD~1 (0123456789ab), measured in turns with this side"
+    assert lines[5] == "  launches  3 against 3"
+    assert lines[8:10] == [
+        "  again     pytest 'test_sharding.py::test_sharding[zero2-dp4]' --against=HEAD~1",
+        "  accept    nothing is stored: what is merged is what the next run is compared with",
+    ]
+
+
 @pytest.mark.parametrize(
     ("flops", "now", "moved"),
     [(14901161193848, "14,901,161,193,848", "7e-12% more"), (13411045074462, "13,411,045,074,462", "10.0% less")],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from samples import case, failed, launch, record, trace
@@ -23,7 +23,7 @@ from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.runner import Reference, Runner
+from pytest_trainbench.runner import Here, Reference, Runner
 from pytest_trainbench.worker import Job
 
 HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)
@@ -66,9 +66,8 @@ def made(folder: Path, **options: str) -> Runner:
     return Runner(
         settings=settings.read({"launches": "1", **options}, {}, {"baseline_dir": str(folder)}, folder),
         hardware=HARDWARE,
-        environment=ENVIRONMENT,
+        now=Here(environment=ENVIRONMENT, import_path=()),
         folder=folder / "ranks",
-        import_path=(),
         progress=lambda _: contextlib.nullcontext(lambda _: None),
     )
 
@@ -218,6 +217,120 @@ def test_a_case_that_is_to_be_measured_in_two_ways_is_refused(tmp_path: Path, ma
     assert len(machine.jobs) == 1
 
 
+# Two sides
+
+
+class Elsewhere:
+    """The other side, whose launches take ``step_ms``; ``order`` notes whose turn it was."""
+
+    name = "main (0123456789ab)"
+    import_path = ("/checkout",)
+    environment = dataclasses.replace(ENVIRONMENT, suspects={"commit": "0123456789ab"})
+
+    def __init__(self, order: list[str], *step_ms: float, ended: Ended = RAN) -> None:
+        self.machine = Machine()
+        self.machine.step_ms, self.machine.ended = iter(step_ms), ended
+        self.order = order
+
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+        assert job.import_path == self.import_path
+        self.order.append("A")
+        return self.machine(job)
+
+
+class HereNoted(Here):
+    """This side, noting its turns in a list."""
+
+    order: ClassVar[list[str]] = []
+
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+        self.order.append("B")
+        return super().launch(job, progress=progress)
+
+
+def compared(
+    folder: Path,
+    machine: Machine,
+    *step_ms: float,
+    before: tuple[float, ...],
+    ended: Ended = RAN,
+    reference: Reference | None = None,
+    **options: str,
+) -> tuple[Row, str]:
+    """A row that is compared with another side, and whose turn each launch was."""
+    machine.step_ms = iter(step_ms)
+    HereNoted.order.clear()
+    of = Runner(
+        settings=settings.read({"against": "main", **options}, {}, {"baseline_dir": str(folder)}, folder),
+        hardware=HARDWARE,
+        now=HereNoted(environment=ENVIRONMENT, import_path=()),
+        before=Elsewhere(HereNoted.order, *before, ended=ended),
+        folder=folder / "ranks",
+        progress=lambda _: contextlib.nullcontext(lambda _: None),
+    )
+    return row(of, case(), reference), "".join(HereNoted.order)
+
+
+def test_two_sides_take_turns_and_are_judged_in_pairs(tmp_path: Path, machine: Machine) -> None:
+    """Every launch is 10 % slower than the last, and no side slower than the other: what a baseline cannot tell."""
+    ms = [100 * 1.1**launch for launch in range(12)]
+    found, order = compared(
+        tmp_path, machine, ms[1], ms[2], ms[5], ms[6], ms[9], ms[10], before=(ms[0], ms[3], ms[4], ms[7], ms[8], ms[11])
+    )
+    assert order[:6] == "ABBAAB"
+    assert found.verdict.outcome in ("ok", "noisy")
+    assert found.record is not None and found.baseline is not None
+    assert found.record.values("step_ms")[:3] == [ms[1], ms[2], ms[5]]
+    assert found.baseline.values("step_ms")[:3] == [ms[0], ms[3], ms[4]]
+
+
+def test_a_side_that_is_slower_is_red_after_two_more_pairs(tmp_path: Path, machine: Machine) -> None:
+    found, order = compared(tmp_path, machine, *[130.0] * 5, before=(100.0,) * 5)
+    assert (found.verdict.outcome, order) == ("regression", "ABBAABBAAB")
+    assert found.verdict.suspects == (("commit", "0123456789ab", None),)
+    assert (found.against, found.again, found.accept) == ("main (0123456789ab)", "pytest --save-baseline", "")
+    assert (found.baseline_path, found.stale) == (None, "")
+
+
+@pytest.mark.parametrize("broken", ["<<<<<<< HEAD", None])
+def test_stored_baselines_are_neither_read_nor_written(broken: str | None, tmp_path: Path, machine: Machine) -> None:
+    path = save(tmp_path, record(*[launch(1.0)] * 3))
+    path.write_text(broken or path.read_text())
+    stored = path.read_text()
+    found, _ = compared(tmp_path, machine, *[100.0] * 3, before=(100.0,) * 3)
+    assert found.verdict.outcome == "ok"
+    assert [(each, each.read_text()) for each in tmp_path.rglob("*.json")] == [(path, stored)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "outcome", "reason"),
+    [
+        ("crash", "ok", "crash", "this side, not main (0123456789ab): because"),
+        ("ok", "crash", "crash", "nothing to compare with: main (0123456789ab): because"),
+        ("ok", "timeout", "timeout", "nothing to compare with: main (0123456789ab): because"),
+        ("crash", "crash", "crash", "this side, and main (0123456789ab) too: because"),
+        ("oom", "ok", "regression", "out of memory where main (0123456789ab) fitted: because"),
+        ("ok", "oom", "improvement", "fits in memory where main (0123456789ab) did not"),
+        ("oom", "oom", "oom", "out of memory, as in main (0123456789ab)"),
+    ],
+)
+def test_which_side_failed_is_said(
+    mine: str, theirs: str, outcome: str, reason: str, tmp_path: Path, machine: Machine
+) -> None:
+    ends = {**FAILURES, "ok": RAN}
+    machine.ended = ends[mine]
+    found, order = compared(tmp_path, machine, before=(), ended=ends[theirs])
+    assert (found.verdict.outcome, found.verdict.reason) == (outcome, reason)
+    assert order == "AB", "the other side of a failure is still seen"
+
+
+def test_each_side_is_held_against_a_reference_of_its_own(tmp_path: Path, machine: Machine) -> None:
+    _, order = compared(
+        tmp_path, machine, *[100.0] * 4, before=(100.0,) * 4, reference=Reference(params={}, loss_tolerance=0.1)
+    )
+    assert order == "AABBBAAB", "the first of each side is its reference"
+
+
 # A row in doubt
 
 
@@ -316,9 +429,8 @@ def test_more_rows_have_less_of_the_nights_error_each(tmp_path: Path) -> None:
         Runner(
             settings=options,
             hardware=HARDWARE,
-            environment=ENVIRONMENT,
+            now=Here(environment=ENVIRONMENT, import_path=()),
             folder=tmp_path,
-            import_path=(),
             progress=lambda _: contextlib.nullcontext(lambda _: None),
             cases=cases,
         ).policy

@@ -17,6 +17,7 @@ DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
     calibrate=False,
+    against=None,
     launches=3,
     confirm=7,
     night_error=1 / 30,
@@ -42,6 +43,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
     "calibrate": ("true", True),
+    "against": ("main~1", "main~1"),
     "launches": ("5", 5),
     "confirm": ("0", 0),
     "night_error": ("1/100", 0.01),
@@ -76,6 +78,19 @@ def settings(
 
 def test_nothing_given_gives_the_defaults() -> None:
     assert settings() == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"save_baseline": "true"}, "compares two sides of this run with each other: leave out --save-baseline"),
+        ({"calibrate": "true"}, "compares two sides of this run with each other: leave out --calibrate"),
+        ({"launches": "1"}, "needs two launches of each side, to see how far apart they are: --launches 2"),
+    ],
+)
+def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^--against {sentence}$"):
+        settings({"against": "main", **given})
 
 
 def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:

@@ -500,6 +500,43 @@ def test_other_conditions_forbid_a_comparison_however_slow_it_was() -> None:
     )
 
 
+def test_two_pairs_of_launches_and_hardly_any_error_see_nothing() -> None:
+    before, now = steps(100.0, 104.0), steps(101.0, 99.0)
+    found = judge(now, before, against="main", policy=Policy(error=1e-9, first=2, last=2))
+    assert (found.outcome, found.reason) == (
+        "noisy",
+        "step time: only a change of 99900.0% or more could have been seen",
+    )
+
+
+def test_two_sides_are_judged_in_pairs_and_named() -> None:
+    """Launches that differ by half, and pairs of them by 3 %."""
+    before = steps(100.0, 150.0, 80.0, 120.0, 99.0, 101.0)
+    now = steps(*(1.03 * launch.metrics["step_ms"] for launch in before.launches))
+    assert judge(now, before).outcome == "noisy"
+    found = judge(now, before, against="main", suspects=SUSPECTS)
+    assert (found.outcome, found.suspects) == ("regression", SUSPECTS)
+    assert found.reason is not None and found.reason.startswith("step time 3.0% worse (sees ≥ ")
+
+
+def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
+    before, now = (record(*[launch(flops_per_step=flops)] * 2) for flops in (100, 101))
+    found = judge(now, before, against="main")
+    assert (found.outcome, found.reason) == (
+        "incomparable",
+        "FLOPs: 100, now 101: the step does other work than main's",
+    )
+
+
+def test_the_name_of_the_other_side_stands_for_the_baseline() -> None:
+    lacks = judge(record(*[launch()] * 2), record(*[launch(flops_per_step=1)] * 2), against="main")
+    assert lacks.reason == "main has flops_per_step and this run has not"
+    once = judge(record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2), against="main")
+    assert (once.outcome, once.reason) == ("incomparable", "main has compute_ms and this run has not")
+    other = judge(QUIET, QUIET, against="main", must_match=(("power_cap_w", 700, 600),))
+    assert other.reason == "main is of other conditions: power_cap_w was 700, is 600"
+
+
 OOM = record(failed("oom", "rank 0: no room"))
 LATE_OOM = record(launch(), failed("oom", "rank 0: no room"))
 
@@ -602,6 +639,11 @@ def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() 
     assert found.reason == f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
     assert found.fails(ci=False)
     assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
+
+
+def test_what_throttles_one_of_two_sides_that_take_turns_is_that_side() -> None:
+    found = judge(on(*[(130.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3), against="main")
+    assert (found.outcome, found.causes) == ("regression", ())
 
 
 def test_a_slowdown_under_the_baselines_conditions_is_a_regression() -> None:

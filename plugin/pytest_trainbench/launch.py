@@ -107,13 +107,19 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
     return replace(_collect(job, exit_codes), by_hand=shlex.join(torchrun), devices=devices)
 
 
+def read_traces(job: worker.Job) -> tuple[Trace, ...]:
+    """Of all ranks of a launch that went well, in rank order."""
+    paths = (job.folder / f"trace-{rank}.json" for rank in range(job.case.mesh.world_size))
+    return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
+
+
 def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
     ranks = range(job.case.mesh.world_size)
     failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
     traces = [job.folder / f"trace-{rank}.json" for rank in ranks]
     if not failures and not hung and all(map(_size, traces)):
-        return Ended(traces=tuple(Trace.from_json(json.loads(path.read_text())) for path in traces))
+        return Ended(traces=read_traces(job))
 
     # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
     # the cause even where a peer, cut off, wrote down its own failure first. A rank that wrote nothing at all went

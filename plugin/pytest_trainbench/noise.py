@@ -65,6 +65,7 @@ class Difference:
     before, now: where each set lies, in its own unit. change: log(now / before). noise: relative standard deviation of
     one launch. counted_before, counted_now: launches by their weight; an outlier counts for less than one.
     launches_now: how many there were. apart: standard deviation between the two sets that no number of launches shows.
+    in_pairs: a launch more now is also one more before.
     """
 
     before: float
@@ -75,6 +76,7 @@ class Difference:
     launches_now: int
     freedom: float
     apart: float = 0.0
+    in_pairs: bool = False
 
     @property
     def change(self) -> float:
@@ -83,8 +85,12 @@ class Difference:
     @property
     def error(self) -> float:
         """Standard error of ``change``."""
-        launches = self.noise**2 * (1 / self.counted_before + 1 / self.counted_now)
-        return math.sqrt(launches + self.apart**2)
+        return math.sqrt(self.noise**2 * self._share + self.apart**2)
+
+    @property
+    def _share(self) -> float:
+        """Variance of ``change`` as a multiple of that of one launch."""
+        return 1 / self.counted_before + 1 / self.counted_now
 
     def reach(self, chance: float) -> float:
         """How far above the truth ``change`` lies with this ``chance`` only; infinite for a chance of 0."""
@@ -92,9 +98,11 @@ class Difference:
 
     def after(self, launches: int) -> Difference:
         """The same difference as it is expected to look with so many launches now."""
+        more = launches / self.launches_now
         return dataclasses.replace(
             self,
-            counted_now=self.counted_now * launches / self.launches_now,
+            counted_before=self.counted_before * (more if self.in_pairs else 1),
+            counted_now=self.counted_now * more,
             launches_now=launches,
             freedom=self.freedom + launches - self.launches_now,
         )
@@ -102,7 +110,7 @@ class Difference:
     def drift(self, launches: int, chance: float) -> float:
         """How far ``change`` still moves up, with this ``chance`` only, until there are so many launches: the variance
         of the mean of N less that of the mean of n of them is σ²(1/n − 1/N)."""
-        left = 1 / self.counted_now - 1 / self.after(launches).counted_now
+        left = self._share - self.after(launches)._share
         return quantile(1 - chance, self.freedom) * self.noise * math.sqrt(max(0.0, left))
 
 
@@ -120,6 +128,32 @@ def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEF
         launches_now=len(now),
         freedom=freedom,
         apart=apart,
+    )
+
+
+def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT) -> Difference:
+    """Difference of launches that took turns, the first of one side with the first of the other and so on: at least two
+    pairs. One sample of log(now / before), so that what moves both launches of a pair alike is no part of it.
+
+    The noise of a pair, twice the variance of a launch, is what the pairs themselves show, and no less than what
+    shrinking that towards similar rows gives. As surely as the pairs alone tell it: what other launches were like on
+    another day says nothing about a machine that is busy now, and it is such machines that pairs are for.
+    """
+    logs = [math.log(after) - math.log(first) for first, after in zip(before, now, strict=True)]
+    freedom = len(logs) - 1
+    own = _huber([logs], squares=0.0, freedom=freedom)
+    shrunk = _huber([logs], squares=prior.worth * 2 * prior.noise**2, freedom=prior.worth + freedom)
+    (change,), noise, (counted,) = max(own, shrunk, key=lambda found: found[1])
+    middle = statistics.fmean(map(math.log, [*before, *now]))
+    return Difference(
+        before=math.exp(middle - change / 2),
+        now=math.exp(middle + change / 2),
+        noise=noise / math.sqrt(2),
+        counted_before=counted,
+        counted_now=counted,
+        launches_now=len(logs),
+        freedom=freedom,
+        in_pairs=True,
     )
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import baseline, drift, history, hooks, settings
+from pytest_trainbench import against, baseline, drift, history, hooks, settings
+from pytest_trainbench.against import Other
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.detect import find
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pytest_trainbench.runner import Runner
+    from pytest_trainbench.side import SideProcess
 
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
@@ -57,6 +59,11 @@ class Session:
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
         self.log: history.Log | None = None
+        self.other: Other | None = None
+        """What ``--against`` names."""
+        self.sides: tuple[SideProcess, SideProcess] | None = None
+        """The other side and this one, while they run; ``until_end`` ends them."""
+        self.until_end = contextlib.ExitStack()
         self._hardware: Hardware | None = None
         self._runner: Runner | None = None
 
@@ -81,26 +88,55 @@ class Session:
     def runner(self, folder: Callable[[str], Path]) -> Runner:
         if self._runner is None:
             from pytest_trainbench.environment import capture
-            from pytest_trainbench.runner import Runner
+            from pytest_trainbench.runner import Here, Runner
 
-            environment = capture(self.hardware, self.config.rootpath, environ=self.environ)
-            if self.settings.history is not None and not self.settings.calibrate:
+            before, now = self.sides or (
+                None,
+                Here(
+                    environment=capture(self.hardware, self.config.rootpath, environ=self.environ),
+                    import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
+                ),
+            )
+            if self.settings.history is not None and not self.settings.calibrate and before is None:
                 self.log = history.Log(
                     self.settings.history,
                     hardware=self.hardware.id,
-                    environment=environment.to_json(),
+                    environment=now.environment.to_json(),
                     started=datetime.now(timezone.utc),
                 )
             self._runner = Runner(
                 settings=self.settings,
                 hardware=self.hardware,
-                environment=environment,
+                now=now,
+                before=before,
                 folder=folder("trainbench"),
-                import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
                 progress=self._progress,
                 cases=self.cases,
             )
         return self._runner
+
+    def begin(self) -> None:
+        """Let the heavy libraries be imported while pytest is still talking."""
+        self.environ = dict(os.environ)
+        if self.other is None:
+            from pytest_trainbench.launch import start_fork_server
+
+            start_fork_server(self.settings.preload)
+            return
+        from pytest_trainbench.side import sides
+
+        try:
+            self.sides = self.until_end.enter_context(
+                sides(
+                    self.other,
+                    hardware=self.hardware,
+                    root=self.config.rootpath,
+                    preload=self.settings.preload,
+                    limit_s=self.settings.launch_timeout,
+                )
+            )
+        except ValueError as error:
+            raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
     def keep(self, row: Row, record: Record) -> None:
         """Store what a row measured at once: a run that is killed later must not take it along."""
@@ -161,15 +197,19 @@ class Session:
         for package in ("torch", "deepspeed", "fairscale", "transformers"):
             with contextlib.suppress(PackageNotFoundError):
                 versions.append(f"{package} {version(package)}")
-        stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
-        where = baseline.from_here(self.settings.baseline_dir / self.hardware.id)
         unknown = (
             "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
         )
         return (
-            f"{self._devices()} [{self.hardware.id}]{unknown}, {', '.join(versions)};"
-            f" {stored} baselines in {where}; launches of each case: {self.settings.launches}"
+            f"{self._devices()} [{self.hardware.id}]{unknown}, {', '.join(versions)}; {self._compared_with()};"
+            f" launches of each case: {self.settings.launches}"
         )
+
+    def _compared_with(self) -> str:
+        if self.other is not None:
+            return f"against {self.other.name}, in turns"
+        stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
+        return f"{stored} baselines in {baseline.from_here(self.settings.baseline_dir / self.hardware.id)}"
 
     def _devices(self) -> str:
         hardware = self.hardware
@@ -240,6 +280,11 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = Session(config, options)
+    if options.against is not None:
+        try:
+            config.stash[SESSION].other = against.find(options.against, config.rootpath)
+        except ValueError as error:
+            raise pytest.UsageError(f"--against={options.against} cannot be used: {error}") from None
     if options.hw != "auto":
         # Asked for by name, so said at once whether it is there; "auto" is looked at when a case needs it.
         device_kind(config)
@@ -256,10 +301,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
-    from pytest_trainbench.launch import start_fork_server
+    ours.begin()
 
-    ours.environ = dict(os.environ)
-    start_fork_server(ours.settings.preload)
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if ours := config.stash.get(SESSION, None):
+        ours.until_end.close()
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -447,8 +494,10 @@ def _label(item: pytest.Item) -> str:
 
 
 def _accept(item: pytest.Item) -> str:
-    """The command line of this run, for this test alone, with the flag that stores what it measures."""
+    """The command line of this run, for this test alone, with the flag that stores what it measures; where two sides
+    are compared nothing is, and it only runs again."""
     config = item.config
     paths = [str(path) for path in config.known_args_namespace.file_or_dir]
     options = [arg for arg in config.invocation_params.args if str(arg) not in paths and arg != "--save-baseline"]
-    return shlex.join(["pytest", item.nodeid, *map(str, options), "--save-baseline"])
+    saves = [] if config.stash[SESSION].settings.against else ["--save-baseline"]
+    return shlex.join(["pytest", item.nodeid, *map(str, options), *saves])

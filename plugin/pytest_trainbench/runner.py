@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import version
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pytest_trainbench import baseline
 from pytest_trainbench.case import Case
@@ -56,11 +56,44 @@ class Reference:
         return dataclasses.replace(case, mesh=MeshShape(), params={**kept, **replaced}, memory_cap_gb=None)
 
 
+class Side(Protocol):
+    """Where launches are started: ``name`` says which side of a comparison that is, ``import_path`` lets ranks import
+    what this process can."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def import_path(self) -> tuple[str, ...]: ...
+
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """This process starts the ranks itself, and there is no other side."""
+
+    environment: Environment
+    import_path: tuple[str, ...]
+    name: str = ""
+
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+        return launch(job, progress=progress)
+
+
+Ran = tuple[Launch, Ended]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A case's launches and their verdict; ``ended``: how the last one did."""
+    """A case's launches, what they were held against, and their verdict; ``ended``: how the last one did, or the one
+    that failed."""
 
     record: Record
+    before: Record | None
     verdict: Verdict
     ended: Ended
 
@@ -68,8 +101,9 @@ class Measured:
 class Runner:
     """Runs the cases of one session, one after the other.
 
-    ``folder`` takes the ranks' files; ``import_path`` lets ranks import what this process can. ``cases``: how many
-    share the error that the run is allowed.
+    ``now`` is the side that is judged. Where there is another, ``before``, every launch of one is paired with a launch
+    of the other, and stored baselines are not read. ``folder`` takes the ranks' files. ``cases``: how many share the
+    error that the run is allowed.
     """
 
     def __init__(
@@ -77,17 +111,17 @@ class Runner:
         *,
         settings: Settings,
         hardware: Hardware,
-        environment: Environment,
+        now: Side,
+        before: Side | None = None,
         folder: Path,
-        import_path: tuple[str, ...],
         progress: Progress,
         cases: int = 1,
     ) -> None:
         self.settings = settings
         self.hardware = hardware
-        self.environment = environment
+        self.now = now
+        self.before = before
         self.folder = folder
-        self.import_path = import_path
         self.progress = progress
         self.policy = Policy(
             error=settings.night_error / cases,
@@ -96,7 +130,7 @@ class Runner:
             floor=settings.floor,
             fail_on_improvement=settings.fail_on_improvement,
         )
-        self._references: dict[tuple[str, str], Ended] = {}
+        self._references: dict[tuple[str, str, str], Ended] = {}
         self._rows: dict[str, tuple[object, Row]] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
@@ -105,7 +139,8 @@ class Runner:
         """Measure and judge one case; where another test of this session was of the same case, its row again.
 
         Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
-        case whose name and parameters are those of another, with which it would share a baseline.
+        case whose name and parameters are those of another, with which it would share a baseline. ``accept``: the
+        command that stores the row or, where there is another side, compares it alone once more.
         """
         how = case.builder, plan, reference
         if case.id in self._rows:
@@ -121,7 +156,7 @@ class Runner:
         return row
 
     def _judged(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
-        stored = self._stored(case)
+        stored = self._stored(case) if self.before is None else None
         # What is to be stored is measured as it was asked for: more launches only where it looks slow would bias it.
         saves = self.settings.save_baseline
         measured = self.measure(
@@ -135,16 +170,22 @@ class Runner:
             if disturbed := disturbance(record):
                 reason = f"stored all the same, though {disturbed}: save it again when that is over"
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
-        return Row(
+        row = Row(
             label=label,
             verdict=verdict,
             record=record,
-            baseline=stored,
+            baseline=measured.before,
+            by_hand=measured.ended.by_hand,
+            detail=measured.ended.detail,
+        )
+        if self.before is not None:
+            moved = verdict.outcome in ("regression", "incomparable", "improvement")
+            return dataclasses.replace(row, against=self.before.name, again=accept if moved else "")
+        return dataclasses.replace(
+            row,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
             stale="" if stored is None or saves else self._stale(stored, verdict),
-            by_hand=measured.ended.by_hand,
-            detail=measured.ended.detail,
         )
 
     def measure(
@@ -158,14 +199,19 @@ class Runner:
         settle: bool = True,
         delay_ms: float = 0.0,
     ) -> Measured:
-        """Launch ``case`` and judge it against ``before``: when the first launches are there, and with ``settle`` again
-        after each of those that a row in doubt gets. ``delay_ms``: see :class:`Job`."""
-        ran: list[tuple[Launch, Ended]] = []
-        for pair in self._launches(case, label=label, plan=plan, reference=reference, delay_ms=delay_ms):
-            ran.append(pair)
-            if pair[0].outcome == "ok" and len(ran) < self.settings.launches:
+        """Launch ``case`` and judge it against ``before``, or the other side: when the first launches are there, and
+        with ``settle`` again after each of those that a row in doubt gets. ``delay_ms``: see :class:`Job`."""
+        how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
+        mine, theirs = [], []
+        for now, then in self._rounds(case, **how):
+            mine.append(now)
+            theirs += [then] if then else []
+            ended = next((end for one, end in (now, then or now) if one.outcome != "ok"), now[1])
+            if ended.outcome == "ok" and len(mine) < self.settings.launches:
                 continue
-            record = self._record(case, label=label, launches=[one for one, _ in ran])
+            record = self._record(self.now, case, label=label, launches=mine)
+            if self.before is not None:
+                before = self._record(self.before, case, label=label, launches=theirs)
             verdict = self._verdict(record, before)
             if not (settle and verdict.doubtful):
                 break
@@ -173,17 +219,25 @@ class Runner:
             if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
-        return Measured(record=record, verdict=verdict, ended=ran[-1][1])
+        return Measured(record=record, before=before, verdict=verdict, ended=ended)
+
+    def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran, Ran | None]]:
+        """Launch after launch or, where there is another side, pair after pair."""
+        mine = self._launches(self.now, case, **how)
+        if self.before is None:
+            return ((ran, None) for ran in mine)
+        return abba(mine, self._launches(self.before, case, **how))
 
     def _verdict(self, record: Record, stored: Record | None) -> Verdict:
-        then = self.environment if stored is None else Environment.from_json(stored.environment)
+        then = self.now.environment if stored is None else Environment.from_json(stored.environment)
         # One rank may keep several devices busy (nn.DataParallel).
         devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
         return judge(
             record,
             stored,
-            must_match=mismatches(then, self.environment, devices=devices),
-            suspects=differences(then, self.environment),
+            against=self.before.name if self.before else "",
+            must_match=mismatches(then, self.now.environment, devices=devices),
+            suspects=differences(then, self.now.environment),
             policy=self.policy,
             priors=self.priors,
         )
@@ -210,10 +264,11 @@ class Runner:
             raise
 
     def _launches(
-        self, case: Case, *, label: str, plan: Plan, reference: Reference | None, delay_ms: float
-    ) -> Iterator[tuple[Launch, Ended]]:
+        self, side: Side, case: Case, *, label: str, plan: Plan, reference: Reference | None, delay_ms: float
+    ) -> Iterator[Ran]:
         """One launch after the other, each started when it is asked for, up to the first that is not ``ok``."""
-        truth = self._truth(case, reference, label) if reference else Ended()
+        label = f"{label}, {side.name}:" if side.name else label
+        truth = self._truth(side, case, reference, label) if reference else Ended()
         if truth.outcome != "ok":
             # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
             outcome = "invalid" if truth.outcome == "oom" else truth.outcome
@@ -225,7 +280,7 @@ class Runner:
                 return  # one more would only be cut off
             began = time.monotonic()
             asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", in doubt"
-            ended = self._launch(f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
+            ended = self._launch(side, f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome != "ok":
                 yield Launch(outcome=ended.outcome, reason=ended.reason), ended
@@ -241,30 +296,32 @@ class Runner:
             if one.outcome != "ok":
                 return
 
-    def _record(self, case: Case, *, label: str, launches: Sequence[Launch]) -> Record:
+    def _record(self, side: Side, case: Case, *, label: str, launches: Sequence[Ran]) -> Record:
         return Record(
             case=case,
             label=label,
             hardware=self.hardware.id,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            launches=tuple(launches),
-            environment=self.environment.to_json(),
+            launches=tuple(launch for launch, _ in launches),
+            environment=side.environment.to_json(),
             plugin_version=version("pytest-trainbench"),
         )
 
-    def _truth(self, case: Case, reference: Reference, label: str) -> Ended:
-        """The reference's launch; once a session for all cases that share it."""
+    def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> Ended:
+        """The reference's launch; once a session and side for all cases that share it."""
         unsharded = reference.of(case)
-        key = unsharded.builder, unsharded.id  # the id leaves out the builder's module
+        key = side.name, unsharded.builder, unsharded.id  # the id leaves out the builder's module
         if key not in self._references:
-            self._references[key] = self._launch(f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS)
+            self._references[key] = self._launch(
+                side, f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS
+            )
         return self._references[key]
 
     def _left_s(self) -> float:
         """Of the run's time."""
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
-    def _launch(self, name: str, **job: Any) -> Ended:
+    def _launch(self, side: Side, name: str, **job: Any) -> Ended:
         limit_s = min(self.settings.launch_timeout, self._left_s())
         if limit_s <= 0:
             return Ended(
@@ -274,18 +331,30 @@ class Runner:
         self._jobs += 1
         folder = self.folder / f"{self._jobs:03d}"
         with self.progress(name) as tell:
-            return launch(
+            return side.launch(
                 Job(
                     device_kind=self.hardware.kind,
                     folder=folder,
                     limit_s=limit_s,
                     collective_limit_s=limit_s / 2,
-                    import_path=self.import_path,
+                    import_path=side.import_path,
                     device_uuids=self.hardware.uuids,
                     **job,
                 ),
                 progress=tell,
             )
+
+
+def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran, Ran]]:
+    """Pairs of a launch now and one before, the other side first, then each side twice: A B, B A, A B, … What grows
+    slower or faster all the time is on one side of the first pair and on the other of the next. Ends with the first
+    launch that cannot be had."""
+    for before_first in cycle((True, False)):
+        drawn = [next(side, None) for side in ((before, now) if before_first else (now, before))]
+        now_ran, before_ran = reversed(drawn) if before_first else drawn
+        if now_ran is None or before_ran is None:
+            return
+        yield now_ran, before_ran
 
 
 def _losses(reference: Ended) -> list[float]:

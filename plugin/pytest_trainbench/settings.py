@@ -111,6 +111,12 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "against": Option(
+        help="compare with another environment or commit, measured in this run in turns with this one, instead of with"
+        " stored baselines: a Python interpreter, or what names a commit",
+        default=None,
+        metavar="PYTHON|COMMIT",
+    ),
     "launches": Option(
         help=f"process launches of each case (default: {LAUNCHES}; with --save-baseline {STORED_LAUNCHES})",
         default=None,
@@ -222,6 +228,7 @@ class Settings:
     hw: str
     save_baseline: bool
     calibrate: bool
+    against: str | None
     launches: int
     confirm: int
     night_error: float
@@ -276,5 +283,11 @@ def read(
         values["launches"] = STORED_LAUNCHES if values["save_baseline"] else LAUNCHES
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
+    if values["against"] is not None:
+        for other in ("save_baseline", "calibrate"):
+            if values[other]:
+                raise ValueError(f"--against compares two sides of this run with each other: leave out {flag(other)}")
+        if values["launches"] < 2:
+            raise ValueError("--against needs two launches of each side, to see how far apart they are: --launches 2")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
     return Settings(**values, preload=ini.get("preload", ""), ci=ci)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from pytest_trainbench import causes, environment
 from pytest_trainbench.causes import Cause
 from pytest_trainbench.metrics import METRICS, Counted, Exact, Relative, Statistical, host_bound
-from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned
+from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned, paired
 from pytest_trainbench.record import Record, as_stored
 
 OUTCOMES: dict[str, str] = {
@@ -49,6 +49,10 @@ probability: found at least eight times in ten."""
 
 HOPELESS = 0.01
 """A row gets no more launches where the chance that they make it a regression is below this."""
+
+BLIND = math.log(1000)
+"""Larger changes are not told apart: a row that sees no less than a thousandfold sees nothing. (Two pairs of launches
+of which one in a million may err would see, by Student's t, no less than e to the thousandth power.)"""
 
 MACHINE_NOISE, HOST_NOISE = 0.005, 0.03
 """Relative standard deviation of one machine among others of its kind, which no number of launches on it shows: added
@@ -147,42 +151,58 @@ def judge(
     record: Record,
     baseline: Record | None,
     *,
+    against: str = "",
     must_match: Sequence[environment.Difference] = (),
     suspects: Sequence[environment.Difference] = (),
     policy: Policy = Policy(),
     priors: Priors = MappingProxyType({}),
 ) -> Verdict:
-    """Verdict of ``record`` against ``baseline``.
+    """Verdict of ``record`` against ``baseline``. ``against`` names another side whose launches took turns with those
+    of ``record``: that is the baseline then, and they are judged in pairs.
 
     ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
     those that may explain a change. ``priors``: see :func:`learn`.
     """
     listed = tuple(suspects)
+    theirs = against or "the baseline"
     if record.outcome in ("invalid", "timeout", "crash"):
-        return Verdict(outcome=record.outcome, reason=record.reason, suspects=listed)
+        reason = record.reason
+        if against and baseline is not None:
+            too = f"not {against}" if baseline.outcome in ("ok", "oom") else f"and {against} too"
+            reason = f"this side, {too}: {reason}"
+        return Verdict(outcome=record.outcome, reason=reason, suspects=listed)
     if baseline is None:
         if record.outcome == "oom":
             return Verdict(outcome="oom", reason=record.reason, compared=False)
         reason = "there is no baseline for this case on this hardware; --save-baseline stores one"
         return Verdict(outcome="no-baseline", reason=reason, compared=False)
+    if baseline.outcome in ("invalid", "timeout", "crash"):
+        reason = f"nothing to compare with: {theirs}: {baseline.reason}"
+        return Verdict(outcome=baseline.outcome, reason=reason, suspects=listed)
     if must_match:
         what = "; ".join(f"{name} was {fact(before)}, is {fact(now)}" for name, before, now in must_match)
-        reason = f"the baseline is of other conditions: {what}"
+        reason = f"{theirs} is of other conditions: {what}"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
     if record.outcome == "oom" or baseline.outcome == "oom":
         if record.outcome == baseline.outcome:
-            return Verdict(outcome="oom", reason="out of memory, as in the baseline", suspects=listed)
+            return Verdict(outcome="oom", reason=f"out of memory, as in {theirs}", suspects=listed)
         if record.outcome == "oom":
-            reason = f"out of memory where the baseline fitted: {record.reason}"
+            reason = f"out of memory where {theirs} fitted: {record.reason}"
             return Verdict(outcome="regression", reason=reason, suspects=listed)
-        reason = "fits in memory where the baseline did not"
+        reason = f"fits in memory where {theirs} did not"
         return Verdict(outcome="improvement", reason=reason, suspects=listed)
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
     if "step_ms" not in judged:
-        return Verdict(outcome="incomparable", reason="the baseline has no step_ms", suspects=listed)
-    record, policy, early, note = _undisturbed(record, baseline, policy)
-    if lost := [name for name in judged if not record.values(name)]:
-        reason = f"the baseline has {', '.join(lost)} and this run has not"
+        return Verdict(outcome="incomparable", reason=f"{theirs} has no step_ms", suspects=listed)
+    early = False
+    note: str | None = None
+    unlike: tuple[Cause, ...] = ()
+    if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
+        record, policy, early, note = _undisturbed(record, baseline, policy)
+        unlike = tuple(causes.of_record(record, baseline))
+    values = {name: (len(baseline.values(name)), len(record.values(name))) for name in judged}
+    if lost := [name for name, (then, now) in values.items() if not now or (against and now != then)]:
+        reason = f"{theirs} has {', '.join(lost)} and this run has not"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
     chances = [name for name in judged if _varies(name, baseline.values(name))]
@@ -195,23 +215,15 @@ def judge(
         if name not in chances:
             return _compare(name, before, now)
         machine = HOST_NOISE if bound and name == "step_ms" else MACHINE_NOISE
-        return weigh(
-            name,
-            compare(
-                before,
-                now,
-                prior=priors.get((name, host_bound(baseline)), DEFAULT),
-                apart=math.sqrt(2) * machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0,
-            ),
-            error=error,
-            policy=policy,
-        )
+        prior = priors.get((name, host_bound(baseline)), DEFAULT)
+        apart = math.sqrt(2) * machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0
+        found = paired(before, now, prior=prior) if against else compare(before, now, prior=prior, apart=apart)
+        return weigh(name, found, error=error, policy=policy)
 
-    unlike = tuple(causes.of_record(record, baseline))
     changes = tuple(_blamed(compared(name), unlike, early=early, floor=policy.floor) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            reason = "; ".join(describe(change, unlike) for change in found)
+            reason = "; ".join(describe(change, unlike, theirs) for change in found)
             if _only_counts(changes):
                 reason += f"; {_beside(changes[0], unlike)}"  # of step_ms, which comes first
             if note is not None:
@@ -268,12 +280,15 @@ def _slowdown(change: Change) -> float:
     return abs(math.log(change.now / change.before))
 
 
-def describe(change: Change, unlike: Sequence[Cause] = ()) -> str:
-    """One change in words: what, by how much, how little could have been seen, and the conditions that explain it."""
+def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the baseline") -> str:
+    """One change in words: what, by how much, how little could have been seen, and the conditions that explain it.
+
+    ``theirs``: against what.
+    """
     title = METRICS[change.metric].title
     if change.outcome == "incomparable":
         # In full: a difference that counts must also be seen.
-        return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than the baseline's"
+        return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than {theirs}'s"
     if isinstance(METRICS[change.metric].gate, Counted):
         return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
     if change.outcome == "noisy":
@@ -374,7 +389,7 @@ def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Chan
     hurdles = [red_at_last + final.reach(1 - POWER)]
     if launches < last:
         hurdles.append(floor + found.reach(1 - POWER))
-    sees = math.expm1(max(hurdles))
+    sees = math.expm1(min(BLIND, max(hurdles)))
 
     def doubtful(by: float) -> bool:
         return launches < last and by > floor and by + found.drift(last, HOPELESS) > red_at_last
@@ -386,7 +401,7 @@ def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Chan
     else:
         outcome = "noisy" if sees > tolerance else "ok"
         doubt = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
-    low, high = (math.expm1(found.change + way * found.reach(0.025)) for way in (-1, 1))
+    low, high = (math.expm1(found.change + way * min(BLIND, found.reach(0.025))) for way in (-1, 1))
     better = 1 if metric.higher_is_better else -1
     return Change(
         metric=name,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench import measure
+from pytest_trainbench.against import check_modules
 from pytest_trainbench.case import Case
 from pytest_trainbench.delay import slowed
 from pytest_trainbench.record import Trace
@@ -46,7 +47,8 @@ class Job:
     With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
     rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``. ``delay_ms``
     is a slowdown of every step, planted to see whether it is found. ``device_uuids``: of NVIDIA's devices, in order,
-    for whoever watches them from outside.
+    for whoever watches them from outside. ``moved``: a working tree, and the checkout of another commit that its
+    modules are to come from instead.
     """
 
     case: Case
@@ -59,6 +61,7 @@ class Job:
     import_path: tuple[str, ...] = ()
     delay_ms: float = 0.0
     device_uuids: tuple[str, ...] = ()
+    moved: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.collective_limit_s < self.limit_s:
@@ -89,6 +92,7 @@ class Job:
                 "plan": measure.Plan(**data["plan"]),
                 "import_path": tuple(data["import_path"]),
                 "device_uuids": tuple(data["device_uuids"]),
+                "moved": tuple(data["moved"]) if data["moved"] else None,
             }
         )
 
@@ -237,6 +241,9 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
             compilations={},
         )
     phases("checking")
+    if job.moved is not None:
+        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+        check_modules(files, *map(Path, job.moved))
     trace = Trace(
         rank=rank,
         coordinates=shape.coordinates(rank),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
+    against: the other side of a run that compares two, whose record ``baseline`` is then. again: the command that
+    compares this row alone once more.
     accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
     by_hand: the command that runs the case without pytest. same_as: the test of the same case whose measurement this
     is. calibration: what ``--calibrate`` found.
@@ -30,6 +32,8 @@ class Row:
     record: Record | None = None
     baseline: Record | None = None
     baseline_path: Path | None = None
+    against: str = ""
+    again: str = ""
     accept: str = ""
     stale: str = ""
     by_hand: str = ""

@@ -92,6 +92,8 @@ def failure(row: Row) -> str:
     """What the person who finds this test red reads: how much, against what, what differs, what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
     facts = _listed("judged", [_spell(change) for change in row.verdict.changes])
+    if row.against:
+        facts.append(("against", f"{row.against}, measured in turns with this side"))
     if row.baseline is not None and row.baseline_path is not None:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
@@ -103,6 +105,9 @@ def failure(row: Row) -> str:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
         facts.append(("then", "look at the machine, not at the commit, and run this again; nothing is to be accepted"))
+    if row.again:
+        facts.append(("again", row.again))
+        facts.append(("accept", "nothing is stored: what is merged is what the next run is compared with"))
     if row.by_hand:
         facts.append(("by hand", row.by_hand))
     lines += [f"  {name:<10}{text}" for name, text in facts]

@@ -1,0 +1,196 @@
+"""What ``--against`` names: another interpreter, or another commit of the repository, checked out beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+OLDEST_PYTHON = (3, 10)
+
+PACKAGE = "pytest_trainbench"
+"""The harness, which is this one on both sides."""
+
+MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
+
+PROBE_S = 60.0
+"""What an interpreter may take to say what it is: a cold disk is slow."""
+
+PROBE = """
+import importlib.util, json, sys
+has_torch = importlib.util.find_spec("torch") is not None
+print(json.dumps({"version": sys.version_info[:2], "torch": has_torch, "path": [each for each in sys.path if each]}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkout:
+    """A commit (40 hex digits) of ``repository``, in a folder of its own at ``at``."""
+
+    repository: Path
+    commit: str
+    at: Path
+
+    def to_json(self) -> dict[str, str]:
+        return {"repository": str(self.repository), "commit": self.commit, "at": str(self.at)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str]) -> Checkout:
+        return cls(repository=Path(data["repository"]), commit=data["commit"], at=Path(data["at"]))
+
+    def add(self) -> None:
+        """Raises ``ValueError`` where git cannot."""
+        _git(self.repository, "worktree", "add", "--detach", str(self.at), self.commit)
+
+    def remove(self) -> None:
+        """Whatever is left of it; nothing may be."""
+        shutil.rmtree(self.at, ignore_errors=True)
+        subprocess.run(
+            ["git", "-C", str(self.repository), "worktree", "remove", "--force", str(self.at)],
+            env=_environ(), capture_output=True, check=False,
+        )  # fmt: skip
+
+    def stands_for(self, path: Path) -> Path | None:
+        """Where a path of the working tree lies here; ``None`` for one that the repository has no part in, such as that
+        of an environment in one of its folders."""
+        real = path.resolve()
+        inside = real.is_relative_to(self.repository.resolve()) and not real.is_relative_to(Path(sys.prefix).resolve())
+        return self.at / real.relative_to(self.repository.resolve()) if inside else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """The side that this one is compared with: ``name`` as people read it, its interpreter, and of another commit also
+    which, and of what repository."""
+
+    name: str
+    python: str
+    commit: str = ""
+    repository: Path | None = None
+
+    def checkout(self, at: Path) -> Checkout | None:
+        if self.repository is None:
+            return None
+        return Checkout(repository=self.repository, commit=self.commit, at=at)
+
+
+def find(value: str, root: Path) -> Other:
+    """What ``value`` names: a path of an executable, or ``python…`` on PATH, is an interpreter; all else is a commit of
+    the repository that ``root`` is in.
+
+    Raises ``ValueError`` with one sentence where it is neither, or an interpreter that cannot train.
+    """
+    if python := _executable(value):
+        _check(python)
+        return Other(name=value, python=python)
+    try:
+        repository = Path(_git(root, "rev-parse", "--show-toplevel"))
+    except ValueError:
+        where = f"{root} is in no git repository, so it is no commit either"
+        raise ValueError(f"it is no Python interpreter (no executable file has this path), and {where}") from None
+    try:
+        commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}")
+    except ValueError:
+        raise ValueError(
+            "it is no Python interpreter (no executable file has this path), and no commit, branch or tag of"
+            f" {repository} (a shallow clone has only what was fetched: git fetch)"
+        ) from None
+    return Other(name=f"{value} ({commit[:12]})", python=sys.executable, commit=commit, repository=repository)
+
+
+def import_path(path: Sequence[str], checkout: Checkout | None) -> tuple[str, ...]:
+    """What of this process's import ``path`` the other side gets: what the session and ``PYTHONPATH`` added to the
+    interpreter's own, which an interpreter finds by itself.
+
+    Folders of the working tree become those of the ``checkout``; and of this interpreter's own path those that are of
+    the working tree (a project that is installed to be edited) come too, since the checkout is to replace them.
+    """
+    own = set(_own_path(sys.executable))
+    found = []
+    for entry in path:
+        moved = checkout.stands_for(Path(entry)) if checkout else None
+        if moved is not None or entry not in own:
+            found.append(str(moved or entry))
+    return tuple(found)
+
+
+def check_modules(files: Mapping[str, str | None], tree: Path, checkout: Path) -> None:
+    """Raises ``ImportError`` where a process that was to run a ``checkout`` ran something else of that project: its
+    modules (``files`` by name) must not come from the working ``tree``, nor from where it is installed.
+
+    Otherwise a commit would be compared with itself, and never differ.
+    """
+    checkout, tree = checkout.resolve(), tree.resolve()
+    elsewhere = [checkout, Path(sys.prefix).resolve(), Path(__file__).parent.resolve()]
+    found = {name: Path(file).resolve() for name, file in files.items() if file}
+    for name, path in found.items():
+        strays = path.is_relative_to(tree) and not any(map(path.is_relative_to, elsewhere))
+        if strays or (not path.is_relative_to(checkout) and _has(checkout, name)):
+            raise ImportError(f"{name} was imported from {path}, not from the commit to compare with: {MEND}")
+    if not any(path.is_relative_to(checkout) for path in found.values()):
+        raise ImportError(f"nothing that was imported is of the commit to compare with: {MEND}")
+
+
+def _has(checkout: Path, name: str) -> bool:
+    """Whether a project has a package or module of this name, in its root or in ``src``: of the repository, or of the
+    part of it that the session stands in."""
+    if "." in name or name in sys.stdlib_module_names or name == PACKAGE:
+        return False
+    roots = [root / folder for root in {checkout, Path.cwd()} for folder in ("", "src")]
+    return any((root / file).is_file() for root in roots for file in (f"{name}/__init__.py", f"{name}.py"))
+
+
+def _executable(value: str) -> str | None:
+    """Not resolved: the interpreter of a virtual environment is a link."""
+    if os.sep in value:
+        path = Path(value).expanduser().absolute()
+        return str(path) if path.is_file() and os.access(path, os.X_OK) else None
+    return shutil.which(value) if re.fullmatch(r"python[\d.]*", value) else None
+
+
+def _check(python: str) -> None:
+    try:
+        facts = _probe(python)
+        version, has_torch = tuple(facts["version"]), facts["torch"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        raise ValueError("it is an executable file, and did not run as a Python interpreter") from None
+    if version < OLDEST_PYTHON:
+        raise ValueError(f"it is Python {'.'.join(map(str, version))}, and pytest-trainbench needs 3.10 or newer")
+    if not has_torch:
+        raise ValueError(f"it has no torch; {python} -m pip install torch nvidia-ml-py")
+
+
+def _own_path(python: str) -> list[str]:
+    """Where an interpreter finds modules by itself."""
+    added = {str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    return [entry for entry in _probe(python)["path"] if entry not in added]
+
+
+def _probe(python: str) -> dict[str, Any]:
+    done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints. Raises ``ValueError`` with its last words where it fails or is not there."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise ValueError("git is not installed") from None
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"git {arguments[0]} failed: {error.stderr.strip().rpartition(chr(10))[2]}") from None
+    return done.stdout.strip()
+
+
+def _environ() -> dict[str, str]:
+    """Without what git tells its hooks, which would name another repository than the folder does."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

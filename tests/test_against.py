@@ -1,0 +1,161 @@
+"""What ``--against`` names, and that a checkout of another commit is what its side really runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_trainbench.against import Checkout, Other, check_modules, find, import_path
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(folder), *who, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """With two commits, ``main~1`` and ``main``."""
+    folder = tmp_path / "repository"
+    (folder / "part").mkdir(parents=True)
+    git(folder, "init")
+    for text in ("old", "new"):
+        (folder / "part" / "mine.py").write_text(text)
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", text)
+    return folder
+
+
+def script(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_name_of_a_commit_is_that_commit_of_the_repository_around(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD~1")
+    for name in ("main~1", commit, commit[:8]):
+        assert find(name, repository / "part") == Other(
+            name=f"{name} ({commit[:12]})", python=sys.executable, commit=commit, repository=repository
+        )
+
+
+def test_an_executable_is_an_interpreter_and_keeps_its_path(tmp_path: Path) -> None:
+    """The interpreter of a virtual environment is a link, and would be another one behind it."""
+    assert find(sys.executable, tmp_path) == Other(name=sys.executable, python=sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("echo hello", "it is an executable file, and did not run as a Python interpreter"),
+        ("exit 3", "it is an executable file, and did not run as a Python interpreter"),
+        (
+            """echo '{"version": [3, 9], "torch": true, "path": []}'""",
+            "it is Python 3.9, and pytest-trainbench needs 3.10 or newer",
+        ),
+        (
+            """echo '{"version": [3, 12], "torch": false, "path": []}'""",
+            "it has no torch; PATH -m pip install torch nvidia-ml-py",
+        ),
+    ],
+)
+def test_an_executable_that_cannot_train_is_refused(body: str, sentence: str, tmp_path: Path) -> None:
+    path = script(tmp_path / "python", body)
+    with pytest.raises(ValueError) as error:
+        find(str(path), tmp_path)
+    assert str(error.value).replace(str(path), "PATH") == sentence
+
+
+def test_what_is_neither_is_refused_with_what_was_tried(repository: Path, tmp_path: Path) -> None:
+    tried = "it is no Python interpreter (no executable file has this path)"
+    shallow = "(a shallow clone has only what was fetched: git fetch)"
+    for name in ("nonsense", "part/mine.py", "-x"):
+        with pytest.raises(ValueError) as error:
+            find(name, repository)
+        assert str(error.value) == f"{tried}, and no commit, branch or tag of {repository} {shallow}"
+    with pytest.raises(ValueError) as error:
+        find("main", tmp_path)
+    assert str(error.value) == f"{tried}, and {tmp_path} is in no git repository, so it is no commit either"
+
+
+def checkout(repository: Path, at: Path) -> Checkout:
+    found = find("main~1", repository).checkout(at)
+    assert found is not None
+    return found
+
+
+def test_a_checkout_is_of_its_commit_and_nothing_is_left_of_it(repository: Path, tmp_path: Path) -> None:
+    made = checkout(repository, tmp_path / "at")
+    for broken in ("", ".git"):
+        made.add()
+        assert (made.at / "part" / "mine.py").read_text() == "old"
+        assert (repository / "part" / "mine.py").read_text() == "new"
+        (made.at / "untracked").touch()
+        if broken:
+            (made.at / broken).unlink()
+        made.remove()
+        made.remove()
+        assert not made.at.exists()
+        assert git(repository, "worktree", "list").count("\n") == 0
+
+
+def test_a_checkout_that_cannot_be_made_says_why(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "at").mkdir()
+    (tmp_path / "at" / "full").touch()
+    with pytest.raises(ValueError, match=r"^git worktree failed: fatal: .*already exists"):
+        checkout(repository, tmp_path / "at").add()
+
+
+def test_folders_of_the_working_tree_become_those_of_the_checkout(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(repository)
+    made = checkout(repository, tmp_path / "at")
+    own = next(entry for entry in sys.path if entry.endswith("site-packages"))
+    elsewhere = str(tmp_path / "elsewhere")
+    path = [str(repository), own, str(tmp_path / "link" / "part"), elsewhere]
+    assert import_path(path, made) == (str(made.at), str(made.at / "part"), elsewhere)
+    assert import_path(path, None) == (str(repository), str(tmp_path / "link" / "part"), elsewhere)
+    monkeypatch.setattr(sys, "prefix", str(repository / "part"))
+    assert import_path(path, made)[1] == path[2], "an environment in a folder of the repository is none of its files"
+
+
+def test_a_process_that_ran_the_checkout_passes(repository: Path, tmp_path: Path) -> None:
+    made = checkout(repository, tmp_path / "at")
+    made.add()
+    files = {
+        "part.mine": str(made.at / "part" / "mine.py"),
+        "os": os.__file__,
+        "built_in": None,
+        "pytest_trainbench": str(Path(check_modules.__code__.co_filename)),
+        "pytest": pytest.__file__,
+    }
+    check_modules(files, repository, made.at)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "words"),
+    [
+        ("part.mine", "repository/part/mine.py", "part.mine was imported from PATH, not from"),
+        ("mypkg", "installed/mypkg/__init__.py", "mypkg was imported from PATH, not from"),
+        ("other", "installed/other.py", "nothing that was imported is of"),
+    ],
+    ids=["from the working tree", "installed as well", "nothing of it"],
+)
+def test_a_commit_is_never_compared_with_itself_unseen(
+    name: str, file: str, words: str, repository: Path, tmp_path: Path
+) -> None:
+    made = checkout(repository, tmp_path / "at")
+    made.add()
+    (made.at / "src" / "mypkg").mkdir(parents=True)
+    (made.at / "src" / "mypkg" / "__init__.py").touch()
+    with pytest.raises(ImportError) as error:
+        check_modules({name: str(tmp_path / file), "os": os.__file__}, repository, made.at)
+    mend = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
+    assert str(error.value).replace(str(tmp_path / file), "PATH") == f"{words} the commit to compare with: {mend}"

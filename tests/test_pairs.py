@@ -1,0 +1,49 @@
+"""The replay of two sides that take turns: the order is right, and what docs/ab.md promises holds on fewer runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.detection.pairs import LAUNCHES, SLOWER, WORLDS, in_pairs, made, recorded, stored, table, turns
+from benchmarks.detection.traces import read
+
+PAGE = (Path(__file__).parent.parent / "docs" / "ab.md").read_text(encoding="utf-8")
+
+
+def test_sides_take_turns_as_the_runner_has_them() -> None:
+    assert "".join("AB"[int(now)] for now in turns(10)) == "ABBAABBAAB"
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_whatever_the_machine_does_two_equal_sides_are_hardly_ever_red(name: str) -> None:
+    """2,000 runs, of which one in 6,000 may be: two have a chance of 1 in 26, three of 1 in 200."""
+    calls = in_pairs(WORLDS[name](2000, LAUNCHES))
+    assert calls.red * calls.runs <= 2
+    assert calls.held >= 0.94
+
+
+def test_a_drift_that_a_baseline_takes_for_a_slower_step_cancels_in_turns() -> None:
+    drifting = made(0.005, drift=0.01)(300, LAUNCHES)
+    assert (stored(drifting).red, in_pairs(drifting).red, in_pairs(drifting, slower=0.05).red) == (1.0, 0.0, 1.0)
+
+
+def test_real_launches_in_their_order_are_never_red_with_nothing_changed() -> None:
+    runs = recorded(read())(0, 16)
+    assert len(runs) >= 100
+    assert in_pairs(runs).red == 0
+
+
+def test_five_percent_are_found_at_one_percent_noise() -> None:
+    assert in_pairs(made(0.01)(500, LAUNCHES), slower=0.05).red >= 0.97
+
+
+def test_the_page_has_the_table_that_is_printed() -> None:
+    """Its lines and columns; figures are of many more runs."""
+    printed = table({name: made(0.01) for name in WORLDS}, launches=LAUNCHES, quiet=3, slow=3).splitlines()
+    for line in printed:
+        way = " | ".join(cell.strip() for cell in line.split("|")[1:3])
+        assert any(" | ".join(cell.strip() for cell in each.split("|")[1:3]) == way for each in PAGE.splitlines()), way
+    assert np.all([f"{slower:.0%} slower" in PAGE for slower in SLOWER])

@@ -1,0 +1,177 @@
+"""Two sides in one run, through the public door and beneath it: real processes, real commits, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from own_project import STEP, pytest_run, stored
+from test_against import git
+from test_launch import HERE, QUICK
+
+from pytest_trainbench.against import find
+from pytest_trainbench.case import Case
+from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.launch import Ended
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.side import THIS_SIDE, SideProcess, sides
+from pytest_trainbench.worker import Job
+
+
+@pytest.fixture
+def commits(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """The project in a repository whose last commit made the step several times slower."""
+    monkeypatch.setenv("PROJECT_UNDER_TEST", str(project.path))
+    (project.path / ".gitignore").write_text("__pycache__\n.pytest_cache\n*.md\nranks\nrunpytest-*\nstd*\n")
+    git(project.path, "init")
+    for slow in ("", " * 8"):
+        project.makepyfile(my_steps=STEP.format(slow=slow))
+        git(project.path, "add", ".")
+        git(project.path, "commit", "-m", "one more")
+    return project
+
+
+def left(project: pytest.Pytester) -> list[str]:
+    """Processes that inherited its mark, by their id, and checkouts of it."""
+    mark = f"PROJECT_UNDER_TEST={project.path}".encode()
+    processes = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended just now
+            processes += [environ.parent.name] if mark in environ.read_bytes().split(b"\0") else []
+    return sorted({*processes} - {str(os.getpid())}) + git(project.path, "worktree", "list").splitlines()[1:]
+
+
+def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commits: pytest.Pytester) -> None:
+    writes = ["--report-md", "summary.md", "--history", "kept"]
+    result = pytest_run(commits, "--against", "HEAD~1", "--launches", "2", *writes)
+    assert result.ret == 1
+    before, now = (git(commits.path, "rev-parse", "--short=12", name) for name in ("HEAD~1", "HEAD"))
+    result.stdout.fnmatch_lines(
+        [
+            f"trainbench: *; against HEAD~1 ({before}), in turns; launches of each case: 2",
+            "regression: mine: step time *% worse (sees ≥ *%)",
+            f"  against   HEAD~1 ({before}), measured in turns with this side",
+            "  launches  * against *",
+            f"  differs   commit: {before} → {now}",
+            "  again     pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
+            "  accept    nothing is stored: what is merged is what the next run is compared with",
+            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
+        ]
+    )
+    assert f"against HEAD~1 ({before})" in (commits.path / "summary.md").read_text()
+    assert stored(commits) == [] and left(commits) == []
+    assert not (commits.path / "kept").exists()
+
+
+def test_a_commit_is_not_slower_than_itself_and_what_is_not_in_it_is_missed(commits: pytest.Pytester) -> None:
+    once = ["--against=HEAD", "--launches", "2", "--confirm", "0", "--night-error", "1/1000000"]
+    assert pytest_run(commits, *once).ret == 0
+    commits.makepyfile(unknown="", my_steps="import unknown\n" + STEP.format(slow=""))
+    git(commits.path, "commit", "-am", "a module that was never added")
+    result = pytest_run(commits, *once)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["crash: mine: nothing to compare with: HEAD (*): rank * ModuleNotFoundError: No module named 'unknown'"]
+    )
+
+
+def test_what_it_cannot_be_compared_with_ends_with_code_4(project: pytest.Pytester) -> None:
+    result = pytest_run(project, "--against", "nonsense")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: --against=nonsense cannot be used: it is no Python interpreter *"])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_however_the_session_ends_nothing_of_its_sides_is_left(commits: pytest.Pytester, name: str) -> None:
+    commits.makepyfile(my_steps="import time\n\ndef my_step(mesh, *, width):\n    time.sleep(1000)\n")
+    git(commits.path, "commit", "-am", "one that hangs")
+    command = [sys.executable, "-m", "pytest", "--hw", "cpu", "--against=HEAD", f"--basetemp={commits.path}/ranks"]
+    session = subprocess.Popen(command, cwd=commits.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 120
+        while not list(commits.path.glob("ranks/*/*/pid-1")) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(left(commits)) >= 6, "pytest, two sides, a fork server and two ranks, and the checkout"
+        session.send_signal(getattr(signal, name))
+        session.wait(timeout=60)
+        while left(commits) and time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        session.kill()
+    assert left(commits) == []
+
+
+# One side
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[SideProcess, SideProcess]]:
+    """This interpreter on both sides."""
+    with sides(
+        find(sys.executable, tmp_path),
+        hardware=Hardware(id="cpu-1c", kind="cpu", device_name="a CPU", count=1),
+        root=tmp_path,
+        preload="torch.distributed.device_mesh",
+        limit_s=120,
+    ) as both:
+        yield both
+
+
+def run(side: SideProcess, folder: Path, **params: object) -> Ended:
+    return side.launch(
+        Job(
+            case=Case(builder="steps:linear", mesh=MeshShape(dp=2), params=params),
+            device_kind="cpu",
+            folder=folder,
+            limit_s=60,
+            collective_limit_s=30,
+            plan=QUICK,
+            import_path=(HERE,),
+        )
+    )
+
+
+def test_both_sides_start_ranks_of_their_own_and_outlive_what_kills_them(
+    two: tuple[SideProcess, SideProcess], tmp_path: Path
+) -> None:
+    other, this = two
+    assert (other.name, this.name) == (sys.executable, THIS_SIDE)
+    assert other.environment == this.environment
+    ended = [run(side, tmp_path / side.name.replace("/", "-")) for side in two]
+    assert [[trace.rank for trace in each.traces] for each in ended] == [[0, 1], [0, 1]]
+    assert [bool(each.by_hand) for each in ended] == [False, True], "whoever types it is in this environment"
+
+    assert run(other, tmp_path / "raises", fault="raise").reason == (
+        "rank 1 failed while building the step: RuntimeError: planted"
+    )
+    os.kill(other._process.pid, signal.SIGKILL)
+    other._process.wait()
+    assert run(other, tmp_path / "again").outcome == "ok"
+
+
+def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
+    two: tuple[SideProcess, SideProcess], tmp_path: Path
+) -> None:
+    side = two[0]
+    side.log.write_text("")
+    assert side.environment
+
+    def kill(phase: str) -> None:
+        os.kill(side._process.pid, signal.SIGKILL)
+
+    job = Job(
+        case=Case(builder="steps:linear", mesh=MeshShape(dp=2), params={"fault": "hang"}),
+        device_kind="cpu", folder=tmp_path / "job", limit_s=60, collective_limit_s=30, import_path=(HERE,),
+    )  # fmt: skip
+    ended = side.launch(job, progress=kill)
+    assert (ended.outcome, ended.reason) == (
+        "crash",
+        "the process that starts its ranks gave no answer: it said nothing",
+    )
