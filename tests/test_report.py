@@ -76,8 +76,8 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
     assert terminal.summary(EVERY) == text("""
         case                   samples/s    step ms    peak MiB    TFLOPS    MFU    launches    change    sees  outcome
         -------------------  -----------  ---------  ----------  --------  -----  ----------  --------  ------  -----------
-        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.3%  ok
-        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.3%  regression
+        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.5%  ok
+        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.5%  regression
         sharding[new-dp4]          80.00      50.00      11,193       824  82.4%           3                    no-baseline
         sharding[newer-dp4]        72.73      55.00      11,193       749  74.9%           3                    no-baseline
         sharding[big-dp4]                                                                  1                    oom
@@ -92,11 +92,11 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
 
 def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> None:
     metrics = {"samples_per_s": 1234.567, "process_bytes": 512 * MIB, "tflops_per_device": 0.01234}
-    now = steps(100.0, 102.0, 101.0, **metrics)
+    now = steps(100.0, 101.0, 100.5, **metrics)
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
-        sharding[ddp-dp2]     1,234.57     101.00            512    0.0123           3      0.0%   ≥3.7%  ok
+        sharding[ddp-dp2]     1,234.57     100.50            512    0.0123           3      0.0%   ≥2.6%  ok
         """)
 
 
@@ -146,8 +146,8 @@ def test_stale_baselines_are_said_together() -> None:
 
 def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type() -> None:
     assert terminal.failure(REGRESSION) == text("""
-        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.3%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
-          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.3%; 95 % sure: −8.9% … −7.7%): regression
+        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.5%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
+          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.5%; 95 % sure: −9.0% … −7.6%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
                     FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
@@ -173,8 +173,8 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
     before = communicating(all_reduce=(4, 20_971_520), broadcast=(2, 1024))
     red = row(communicating(all_reduce=(6, 20_971_528), broadcast=(2, 1024)), before, label="a", accept="pytest")
     assert terminal.failure(red) == text("""
-        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.3%)
-          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.3%; 95 % sure: −0.6% … +0.6%): ok
+        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.5%)
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.5%; 95 % sure: −0.7% … +0.7%): ok
                     collectives a step, all ranks: 6 → 8, 2 more: regression
                     bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
@@ -227,7 +227,7 @@ def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str
     other = row(measured(100.0, flops_per_step=flops), label="a", accept="pytest --save-baseline")
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
-          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.3%; 95 % sure: −0.6% … +0.6%): ok
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.5%; 95 % sure: −0.7% … +0.7%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
                     FLOPs: 1.49012e+13 → {flops:.6g} FLOP, {moved}: incomparable
           launches  3 against 3
@@ -256,8 +256,8 @@ def under(ms: float, **conditions: float) -> Record:
 def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> None:
     found = row(under(130.0, sm_mhz=1410.0, hw_thermal=0.63), under(100.0), label="sharding[zero2-dp4]")
     assert terminal.failure(found) == text("""
-        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
-          judged    step time: 100 → 130 ms, 30.0% worse (sees ≥ 1.3%; 95 % sure: −30.8% … −29.3%): environment
+        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
+          judged    step time: 100 → 130 ms, 30.0% worse (sees ≥ 1.5%; 95 % sure: −30.9% … −29.2%): environment
           launches  3 against 3
           machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz
                     thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
@@ -352,7 +352,7 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
         |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
-        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.3% | ok          |
+        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.5% | ok          |
         | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
         | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
         | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |

@@ -10,7 +10,7 @@ import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.metrics import METRICS
-from pytest_trainbench.noise import CLIPPED, compare
+from pytest_trainbench.noise import CLIPPED, Prior, compare
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.verdict import (
     OUTCOMES,
@@ -63,8 +63,8 @@ def test_slower_is_worse_and_negative(ms: float, outcome: str, change: float) ->
 
 
 def test_a_reason_says_what_and_how_much_and_what_could_have_been_seen() -> None:
-    assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.3%)"
-    assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.3%)"
+    assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.5%)"
+    assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.5%)"
     assert judge(QUIET, QUIET).reason is None
 
 
@@ -113,7 +113,8 @@ def test_the_interval_is_students_on_the_launches_and_the_prior() -> None:
     side = steps(100 * math.exp(-d), 100 * math.exp(d))
     variance = (2 * 0.005**2 + (2 * d**2 + 2 * d**2) / CLIPPED) / 4
     error = math.sqrt(variance * (1 / 2 + 1 / 2))
-    change = step_change(side, side)
+    change = judge(side, side, priors={("step_ms", False): Prior(noise=0.005, worth=2.0)}).change("step_ms")
+    assert change is not None
     assert change.interval == pytest.approx((-math.expm1(2.77645 * error), -math.expm1(-2.77645 * error)), rel=1e-5)
     assert change.sees == pytest.approx(math.expm1((4.60409 + 1.53321) * error), rel=1e-5)
 
@@ -347,7 +348,7 @@ def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before
     found, change = counted([20_971_520] * 3, [20_971_524] * 3, "collective_bytes")
     assert found.reason == (
         "bytes into collectives a step, all ranks: 20,971,520 → 20,971,524;"
-        " its time did not change (sees ≥ 1.3%)"
+        " its time did not change (sees ≥ 1.5%)"
     )
     assert movement(change) == "4 more"
     found, change = counted([0.5] * 3, [0.25] * 3, "collectives")
@@ -356,16 +357,16 @@ def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before
     found, change = counted([0] * 3, [1] * 3, "graph_breaks")
     assert (found.outcome, found.reason) == (
         "regression",
-        "graph breaks: 0 → 1; its time did not change (sees ≥ 1.3%)",
+        "graph breaks: 0 → 1; its time did not change (sees ≥ 1.5%)",
     )
 
 
 @pytest.mark.parametrize(
     ("ms", "words"),
     [
-        ([92.0, 92.0, 92.0], "its time is 8.0% better (sees ≥ 1.3%)"),
-        ([108.0, 108.0, 108.0], "step time 8.0% worse (sees ≥ 1.3%); kernels a step: 10 → 12"),
-        ([90.0, 100.0, 110.0], "step time: only a change of 28.3% or more could have been seen"),
+        ([92.0, 92.0, 92.0], "its time is 8.0% better (sees ≥ 1.5%)"),
+        ([108.0, 108.0, 108.0], "step time 8.0% worse (sees ≥ 1.5%); kernels a step: 10 → 12"),
+        ([90.0, 100.0, 110.0], "step time: only a change of 43.8% or more could have been seen"),
     ],
 )
 def test_beside_a_count_stands_what_became_of_the_time(ms: list[float], words: str) -> None:
@@ -413,7 +414,7 @@ def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
     now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=1000)
     found = judge(now, before)
     assert found.outcome == "regression"
-    assert found.reason == "step time 10.0% worse (sees ≥ 1.3%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
+    assert found.reason == "step time 10.0% worse (sees ≥ 1.5%); peak allocated memory 10.0% worse (sees ≥ 0.5%)"
     assert [change.outcome for change in found.changes] == ["regression", "regression", "ok"]
 
 
@@ -636,7 +637,7 @@ def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() 
     before, now = on(*[(100.0, CALM)] * 3), on(*[(130.0, THROTTLED)] * 3)
     found = judge(now, before, suspects=SUSPECTS)
     assert (found.outcome, found.suspects, list(map(str, found.causes))) == ("environment", SUSPECTS, [CLOCK])
-    assert found.reason == f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
+    assert found.reason == f"step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: {CLOCK}"
     assert found.fails(ci=False)
     assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
 
@@ -656,7 +657,7 @@ def test_a_slowdown_larger_than_the_conditions_explain_is_a_regression_that_name
     """A clock at 71 % makes a step 1.4 times as long, and this one takes three times as long."""
     found = judge(on(*[(300.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     assert (found.outcome, list(map(str, found.causes))) == ("regression", [CLOCK])
-    assert found.reason == "step time 200.0% worse (sees ≥ 1.3%)"
+    assert found.reason == "step time 200.0% worse (sees ≥ 1.5%)"
 
 
 def test_memory_and_flops_never_blame_the_machine() -> None:
@@ -671,7 +672,7 @@ def test_memory_and_flops_never_blame_the_machine() -> None:
 def test_a_count_is_red_whatever_the_machine_did_and_the_time_is_still_the_machines() -> None:
     before, now = on(*[(100.0, CALM)] * 3, kernels=500), on(*[(130.0, THROTTLED)] * 3, kernels=501)
     found = judge(now, before)
-    time = f"step time 30.0% worse (sees ≥ 1.3%); the machine, not the code: {CLOCK}"
+    time = f"step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: {CLOCK}"
     assert (found.outcome, found.reason) == ("regression", f"kernels a step: 500 → 501; {time}")
 
 

@@ -47,13 +47,15 @@ WORTH_MOST = 30.0
 @dataclass(frozen=True, kw_only=True)
 class Prior:
     """What is known of a row's noise before its launches are seen: the relative standard deviation of one launch, and
-    how many launches (degrees of freedom) that knowledge is worth."""
+    how many launches (degrees of freedom) that knowledge is worth. What is only ``presumed`` makes nothing surer: it is
+    there for launches that happen to agree."""
 
     noise: float
     worth: float
+    presumed: bool = False
 
 
-DEFAULT = Prior(noise=0.005, worth=2.0)
+DEFAULT = Prior(noise=0.005, worth=2.0, presumed=True)
 """Where there are no similar rows to learn from. Three launches that happen to agree do not mean that there is no noise
 (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
@@ -117,8 +119,13 @@ class Difference:
 def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT, apart: float = 0.0) -> Difference:
     """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN."""
     sets = [[math.log(value) for value in values] for values in (before, now)]
-    freedom = prior.worth + len(before) + len(now) - 2
-    middles, noise, counted = _huber(sets, squares=prior.worth * prior.noise**2, freedom=freedom)
+    own = len(before) + len(now) - 2
+    freedom = prior.worth + own
+    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=freedom)
+    if prior.presumed and own:
+        found = max(found, _huber(sets, squares=0.0, freedom=own), key=lambda each: each[1])
+        freedom = max(prior.worth, own)
+    middles, noise, counted = found
     return Difference(
         before=math.exp(middles[0]),
         now=math.exp(middles[1]),
