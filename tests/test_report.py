@@ -149,7 +149,7 @@ def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type()
         regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.5%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
           judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.5%; 95 % sure: −9.0% … −7.6%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
-                    FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
+                    the same: FLOPs
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
           launches  3 against 3
           differs   torch: 2.11.0 → 2.13.0
@@ -178,7 +178,7 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
                     collectives a step, all ranks: 6 → 8, 2 more: regression
                     bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
-                    FLOPs: 1.49012e+13 → 1.49012e+13 FLOP, unchanged: ok
+                    the same: FLOPs
           launches  3 against 3
           parts     all_reduce: 4 → 6 a step, 20,971,520 → 20,971,528 B
           differs   torch: 2.11.0 → 2.13.0

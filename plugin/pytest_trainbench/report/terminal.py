@@ -91,7 +91,7 @@ def counts(rows: Sequence[Row]) -> str:
 def failure(row: Row) -> str:
     """What the person who finds this test red reads: how much, against what, what differs, what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
-    facts = _listed("judged", [_spell(change) for change in row.verdict.changes])
+    facts = _listed("judged", _judged(row.verdict.changes))
     if row.against:
         facts.append(("against", f"{row.against}, measured in turns with this side"))
     if row.baseline is not None and row.baseline_path is not None:
@@ -121,6 +121,13 @@ def _conditions(row: Row) -> list[str]:
     known = all(any(one.conditions for one in record.launches) for record in (row.record, row.baseline) if record)
     told = [str(cause) for cause in row.verdict.causes]
     return told or (["as for the baseline, in all that is watched"] if known else [])
+
+
+def _judged(changes: Sequence[Change]) -> list[str]:
+    """A line for each metric, and one for all that are judged exactly and are the same."""
+    same = [change for change in changes if change.outcome == "ok" and not change.sees]
+    told = [_spell(change) for change in changes if change not in same]
+    return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
 
 def _parts(before: Record, now: Record) -> list[str]:
