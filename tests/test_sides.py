@@ -92,7 +92,10 @@ def test_what_it_cannot_be_compared_with_ends_with_code_4(project: pytest.Pytest
 def test_however_the_session_ends_nothing_of_its_sides_is_left(commits: pytest.Pytester, name: str) -> None:
     commits.makepyfile(my_steps="import time\n\ndef my_step(mesh, *, width):\n    time.sleep(1000)\n")
     git(commits.path, "commit", "-am", "one that hangs")
-    command = [sys.executable, "-m", "pytest", "--hw", "cpu", "--against=HEAD", f"--basetemp={commits.path}/ranks"]
+    # What a shell runs in the background ignores SIGINT, and so would pytest here.
+    pytest_main = "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(pytest.main())"
+    command = [sys.executable, "-c", f"import pytest, signal, sys; {pytest_main}", "--hw", "cpu", "--against=HEAD"]
+    command += [f"--basetemp={commits.path}/ranks"]
     session = subprocess.Popen(command, cwd=commits.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 120
