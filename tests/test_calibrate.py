@@ -64,6 +64,8 @@ def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     assert {job.delay_ms for job in jobs} == {0.0, *(planted * 100.1 for planted in PLANTED)}
     assert [job.delay_ms for job in jobs[:6]] == [0.0] * 6, "a baseline of three, and three with nothing changed"
     assert 0.01 < found.sees[10] < found.sees[5] < found.sees[3] < 0.05
+    step = row.verdict.change("step_ms")
+    assert step is not None and found.sees[3] == pytest.approx(step.sees), "what three launches on either side saw"
 
 
 def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def _calibration(
             counted_before=launches,
             counted_now=launches,
             launches_now=launches,
-            freedom=prior.worth + 2 * launches - 2,
+            freedom=prior.freedom(2 * launches - 2),
         )
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last)
