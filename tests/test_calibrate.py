@@ -30,14 +30,20 @@ Step = Callable[[int], float]
 """Step time of the launch with this number, in ms, before any delay."""
 
 
-def calibrated(folder: Path, monkeypatch: pytest.MonkeyPatch, step_ms: Step) -> tuple[Row, list[Job]]:
-    """A row on a machine whose launches take ``step_ms`` and what is planted."""
+def calibrated(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step_ms: Step,
+    *,
+    seen: Callable[[int], dict[str, Any]] = lambda launch: {},
+) -> tuple[Row, list[Job]]:
+    """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
     jobs: list[Job] = []
 
     def launch(job: Job, **_: Any) -> Ended:
         jobs.append(job)
-        times = [step_ms(len(jobs) - 1) + job.delay_ms] * 4
-        return Ended(traces=(trace(0, step_ms=times), trace(1, step_ms=times)))
+        found = {"step_ms": [step_ms(len(jobs) - 1) + job.delay_ms] * 4, **seen(len(jobs) - 1)}
+        return Ended(traces=(trace(0, **found), trace(1, **found)))
 
     monkeypatch.setattr(runner, "launch", launch)
     of = Runner(
@@ -82,6 +88,16 @@ def test_a_machine_that_cries_wolf_fails(tmp_path: Path, monkeypatch: pytest.Mon
     assert row.verdict.outcome == "regression" and row.verdict.fails(ci=False)
     assert row.verdict.reason is not None and row.verdict.reason.startswith("nothing was changed, and yet: step time")
     assert row.calibration is not None and row.calibration.red
+
+
+def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(launch: int) -> dict[str, Any]:
+        return {"compilations": {"recompiles": 0.0}} if launch < 3 else {}
+
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 6)
 
 
 def test_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
         by_hand=again.ended.by_hand,
         detail=again.ended.detail,
     )
-    if again.record.outcome != "ok":
-        return row
+    if not again.verdict.changes:
+        return row  # nothing was compared: it failed, or did not measure what it measured before
     step_ms = median(base.record.values("step_ms"))
     trials = []
     for planted in PLANTED:
