@@ -157,13 +157,17 @@ class Session:
         log, folder = self.log, self.settings.history
         if log is None or folder is None:
             return []
-        if log.problem or not log.path.exists():
+        if log.problem or not log.begun:
             return [f"history: {log.problem}"] if log.problem else []
+        try:
+            tonight = history.read_run(log.path)
+        except ValueError as error:  # somebody took it away meanwhile
+            return [f"history: {error}"]
         since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
         runs, problems = history.read_runs(folder / self.hardware.id, since=since)
         found = drift.watch(
             [run for run in runs if run.path != log.path],
-            history.read_run(log.path),
+            tonight,
             night_error=self.settings.night_error,
             floor=self.settings.floor,
         )
