@@ -56,7 +56,8 @@ class Bench:
         folder = self.folder / str(self.runs)
         command = [sys.executable, "-m", "pytest", "bench_tests", "-k", ROWS, "-q", "-p", "no:cacheprovider"]
         command += ["-o", f"trainbench_preload={PRELOAD}", "--baseline-dir", str(self.folder / "baselines")]
-        command += ["--results", str(folder), "--junit-xml", str(folder / "junit.xml"), *self.arguments, *arguments]
+        command += ["--results", str(folder), "--junit-xml", str(folder / "junit.xml")]
+        command += ["--history", "none", *self.arguments, *arguments]  # these are no nights of this machine
         environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "CI")}
         if fault is not None:
             environment[VARIABLE] = fault
