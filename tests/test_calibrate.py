@@ -100,11 +100,6 @@ def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
     assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 6)
 
 
-def test_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrated(tmp_path, monkeypatch, lambda launch: 100.0)
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_table_and_its_sentences() -> None:
     rows = [
         Calibration(
