@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from benchmarks.planted.faults import FAULTS, VARIABLE
 from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.verdict import OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ SPARED: Mapping[str, Sequence[str]] = {
 }
 """Rows beside the matrix product, which trains nothing, that a fault has nothing to do with."""
 
-RED = ("regression", "invalid", "incomparable", "timeout", "crash", "environment")
+RED = {outcome for outcome, ends in OUTCOMES.items() if ends == "fails"}
 
 
 class Bench:
