@@ -100,6 +100,14 @@ def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
     assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 6)
 
 
+def test_a_slowdown_that_could_not_be_planted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(launch: int) -> dict[str, Any]:
+        return {"digest_after": "before"} if launch == 6 else {}
+
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("invalid", None, 7)
+
+
 def test_the_table_and_its_sentences() -> None:
     rows = [
         Calibration(
