@@ -302,7 +302,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
-    if session.config.option.collectonly or not any(map(is_case, session.items)):
+    nothing_starts = session.config.option.collectonly or hasattr(session.config, "workerinput")
+    if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
     ours.begin()
