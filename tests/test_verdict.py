@@ -534,8 +534,11 @@ def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
 def test_the_name_of_the_other_side_stands_for_the_baseline() -> None:
     lacks = judge(record(*[launch()] * 2), record(*[launch(flops_per_step=1)] * 2), against="main")
     assert lacks.reason == "main has flops_per_step and this run has not"
-    once = judge(record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2), against="main")
-    assert (once.outcome, once.reason) == ("incomparable", "main has compute_ms and this run has not")
+    once, twice = record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2)
+    for now, before in ((once, twice), (twice, once)):
+        odd = judge(now, before, against="main")
+        words = "not every launch has compute_ms, so that there are no pairs"
+        assert (odd.outcome, odd.reason) == ("incomparable", words)
     other = judge(QUIET, QUIET, against="main", must_match=(("power_cap_w", 700, 600),))
     assert other.reason == "main is of other conditions: power_cap_w was 700, is 600"
 
