@@ -81,7 +81,19 @@ def test_what_is_neither_is_refused_with_what_was_tried(repository: Path, tmp_pa
         assert str(error.value) == f"{tried}, and no commit, branch or tag of {repository} {shallow}"
     with pytest.raises(ValueError) as error:
         find("main", tmp_path)
-    assert str(error.value) == f"{tried}, and {tmp_path} is in no git repository, so it is no commit either"
+    assert str(error.value).startswith(
+        f"{tried}, and {tmp_path} is in no git repository that can be read, so it is no commit either"
+        " (git rev-parse failed: fatal: not a git repository "
+    )
+
+
+def test_a_repository_that_git_refuses_is_not_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is not the owner: what mends it stands after what is wrong."""
+    refuses = "echo \"fatal: detected dubious ownership in repository at '/x'\" >&2; echo mend >&2; exit 128"
+    script(tmp_path / "git", refuses)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ValueError, match=r"\(git rev-parse failed: fatal: detected dubious ownership in .* '/x'\)$"):
+        find("main", tmp_path)
 
 
 def checkout(repository: Path, at: Path) -> Checkout:

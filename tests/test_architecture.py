@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +140,18 @@ def test_only_the_edge_knows_pytest(module: str) -> None:
 @pytest.mark.parametrize("module", FILES)
 def test_no_module_imports_a_heavy_library_when_it_is_imported(module: str) -> None:
     assert roots(on_import(FILES[module].read_text())) & HEAVY == set()
+
+
+def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported() -> None:
+    """``--against`` asks of it for torch alone, which is imported where it is used."""
+    reached: set[str] = set()
+    pending = {"__init__", "side", "preload"}
+    while pending:
+        module = pending.pop()
+        reached.add(module)
+        pending |= ours(on_import(FILES[module].read_text())) - reached
+    found = {root for module in reached for root in roots(on_import(FILES[module].read_text()))}
+    assert found - {"pytest_trainbench", *sys.stdlib_module_names} == set()
 
 
 def test_no_file_is_a_drawer_for_everything() -> None:

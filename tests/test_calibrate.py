@@ -30,14 +30,20 @@ Step = Callable[[int], float]
 """Step time of the launch with this number, in ms, before any delay."""
 
 
-def calibrated(folder: Path, monkeypatch: pytest.MonkeyPatch, step_ms: Step) -> tuple[Row, list[Job]]:
-    """A row on a machine whose launches take ``step_ms`` and what is planted."""
+def calibrated(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step_ms: Step,
+    *,
+    seen: Callable[[int], dict[str, Any]] = lambda launch: {},
+) -> tuple[Row, list[Job]]:
+    """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
     jobs: list[Job] = []
 
     def launch(job: Job, **_: Any) -> Ended:
         jobs.append(job)
-        times = [step_ms(len(jobs) - 1) + job.delay_ms] * 4
-        return Ended(traces=(trace(0, step_ms=times), trace(1, step_ms=times)))
+        found = {"step_ms": [step_ms(len(jobs) - 1) + job.delay_ms] * 4, **seen(len(jobs) - 1)}
+        return Ended(traces=(trace(0, **found), trace(1, **found)))
 
     monkeypatch.setattr(runner, "launch", launch)
     of = Runner(
@@ -64,6 +70,8 @@ def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     assert {job.delay_ms for job in jobs} == {0.0, *(planted * 100.1 for planted in PLANTED)}
     assert [job.delay_ms for job in jobs[:6]] == [0.0] * 6, "a baseline of three, and three with nothing changed"
     assert 0.01 < found.sees[10] < found.sees[5] < found.sees[3] < 0.05
+    step = row.verdict.change("step_ms")
+    assert step is not None and found.sees[3] == pytest.approx(step.sees), "what three launches on either side saw"
 
 
 def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +90,22 @@ def test_a_machine_that_cries_wolf_fails(tmp_path: Path, monkeypatch: pytest.Mon
     assert row.calibration is not None and row.calibration.red
 
 
-def test_nothing_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrated(tmp_path, monkeypatch, lambda launch: 100.0)
-    assert not (tmp_path / "none").exists()
+def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(launch: int) -> dict[str, Any]:
+        return {"compilations": {"recompiles": 0.0}} if launch < 3 else {}
+
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 6)
+
+
+def test_a_slowdown_that_could_not_be_planted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(launch: int) -> dict[str, Any]:
+        return {"digest_after": "before"} if launch == 6 else {}
+
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("invalid", None, 7)
 
 
 def test_the_table_and_its_sentences() -> None:

@@ -236,7 +236,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
     assert said[10:] == [
         "drift: and 2 more, all smaller",
         "a drift is said every night, until it is mended or --save-baseline accepts it",
-        "history: 12 drift over 35 nights on this machine",
+        "history: 12 drifts over 35 nights on this machine",
     ]
 
 

@@ -187,6 +187,16 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
         """)  # noqa: E501
 
 
+def test_a_share_of_a_collective_is_the_same_whether_or_not_it_was_stored() -> None:
+    """The other side of a run that compares two never was: it has all the digits of one in three steps."""
+    one = measured(100.0, collectives=1 / 3)
+    third = {"all_reduce": {"calls": 1 / 3, "bytes": 4.0}}
+    side = dataclasses.replace(
+        one, launches=tuple(dataclasses.replace(launch, collectives=third) for launch in one.launches)
+    )
+    assert "all_reduce" not in terminal.failure(row(side, side, label="a"))
+
+
 def test_a_baseline_of_before_collectives_were_counted_says_nothing_of_them() -> None:
     slower = dataclasses.replace(communicating(all_reduce=(4, 8)), launches=measured(120.0).launches)
     assert "all_reduce" not in terminal.failure(row(slower, measured(100.0), label="a"))
@@ -267,8 +277,8 @@ def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> 
         """)  # noqa: E501
 
 
-def machine(now: Record, then: Record) -> list[str]:
-    lines = terminal.failure(row(now, then, label="a")).splitlines()
+def machine(now: Record, then: Record, **replaced: Any) -> list[str]:
+    lines = terminal.failure(row(now, then, label="a", **replaced)).splitlines()
     return [line for line in lines if line.startswith("  machine")]
 
 
@@ -278,6 +288,18 @@ def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None
         "  machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
     ]
     assert machine(under(130.0), steps(100.0, 100.0, 100.0)) == [], "a baseline that does not say"
+    assert machine(under(130.0), under(100.0), against="main") == [], "sides that took turns are not held against it"
+
+
+def test_of_the_machine_nothing_is_said_where_nothing_was_compared() -> None:
+    now, then = under(100.0), under(100.0)
+    capped = (("power_cap_w", 700, 500),)
+    rows = [
+        Row(label="a", verdict=judge(now, then, must_match=capped), record=now, baseline=then),
+        row(record(*now.launches, failed("oom")), then, label="a"),
+    ]
+    assert [one.verdict.outcome for one in rows] == ["incomparable", "regression"]
+    assert [one for one in rows if "  machine" in terminal.failure(one)] == []
 
 
 def test_a_machine_unlike_the_baselines_is_said_of_what_passes_too() -> None:

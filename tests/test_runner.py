@@ -199,6 +199,17 @@ def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_
     assert found.verdict.fails(ci=False) and len(machine.jobs) == 1
 
 
+def test_a_first_launch_that_cannot_be_believed_is_the_last(tmp_path: Path, machine: Machine) -> None:
+    """Its ranks ended well, and its figures are wrong: nothing more is started, on either side."""
+    wrong = Ended(traces=(trace(0), trace(1, digest_after="other")))
+    machine.ended = wrong
+    alone = row(made(tmp_path, launches="3"), case())
+    assert (alone.verdict.outcome, len(machine.jobs)) == ("invalid", 1)
+    for machine.ended, theirs in ((wrong, RAN), (RAN, wrong)):
+        found, order = compared(tmp_path, machine, before=(), ended=theirs)
+        assert (found.verdict.outcome, order) == ("invalid", "AB")
+
+
 def test_two_tests_of_one_case_share_one_measurement(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     first = row(of, case())

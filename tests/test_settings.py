@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:
 
 def test_every_option_is_known_here() -> None:
     assert list(GIVEN) == list(OPTIONS)
+
+
+def test_every_option_is_on_a_page() -> None:
+    root = Path(__file__).parent.parent
+    pages = " ".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").glob("*.md")))
+    assert [flag(name) for name in OPTIONS if not re.search(rf"{flag(name)}(?![\w-])", pages)] == []
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.side import THIS_SIDE, SideProcess, sides
+from pytest_trainbench.side import THIS_SIDE, Message, SideProcess, _listen, sides
 from pytest_trainbench.worker import Job
 
 
@@ -178,3 +180,9 @@ def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
         "crash",
         "the process that starts its ranks gave no answer: it said nothing",
     )
+
+
+def test_an_answer_that_was_cut_off_is_none_and_is_not_waited_for() -> None:
+    heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+    _listen(io.StringIO('{"phase": "timing"}\n{"outco'), heard)
+    assert [heard.get(timeout=1) for _ in range(2)] == [{"phase": "timing"}, None]

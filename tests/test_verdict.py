@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
@@ -532,8 +534,11 @@ def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
 def test_the_name_of_the_other_side_stands_for_the_baseline() -> None:
     lacks = judge(record(*[launch()] * 2), record(*[launch(flops_per_step=1)] * 2), against="main")
     assert lacks.reason == "main has flops_per_step and this run has not"
-    once = judge(record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2), against="main")
-    assert (once.outcome, once.reason) == ("incomparable", "main has compute_ms and this run has not")
+    once, twice = record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2)
+    for now, before in ((once, twice), (twice, once)):
+        odd = judge(now, before, against="main")
+        words = "not every launch has compute_ms, so that there are no pairs"
+        assert (odd.outcome, odd.reason) == ("incomparable", words)
     other = judge(QUIET, QUIET, against="main", must_match=(("power_cap_w", 700, 600),))
     assert other.reason == "main is of other conditions: power_cap_w was 700, is 600"
 
@@ -595,6 +600,13 @@ def test_every_end_of_a_launch_is_an_outcome_and_others_are_refused() -> None:
     assert set(LAUNCH_OUTCOMES) <= set(OUTCOMES)
     with pytest.raises(ValueError, match="outcome 'fine' is unknown; known: ok, saved, "):
         Verdict(outcome="fine")
+
+
+def test_every_outcome_is_explained_with_how_it_ends_its_test() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| (`[^|]*`) \| (\w+)", page, flags=re.MULTILINE))
+    explained = {name: ends for names, ends in told.items() for name in re.findall(r"`([\w-]+)`", names)}
+    assert explained == {name: "passes" if ends == "warns" else ends for name, ends in OUTCOMES.items()}
 
 
 def test_a_change_is_found_by_its_metric() -> None:

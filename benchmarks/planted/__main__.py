@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from benchmarks.planted.faults import FAULTS, VARIABLE
 from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.verdict import OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ SPARED: Mapping[str, Sequence[str]] = {
 }
 """Rows beside the matrix product, which trains nothing, that a fault has nothing to do with."""
 
-RED = ("regression", "invalid", "incomparable", "timeout", "crash", "environment")
+RED = {outcome for outcome, ends in OUTCOMES.items() if ends == "fails"}
 
 
 class Bench:
@@ -56,7 +57,8 @@ class Bench:
         folder = self.folder / str(self.runs)
         command = [sys.executable, "-m", "pytest", "bench_tests", "-k", ROWS, "-q", "-p", "no:cacheprovider"]
         command += ["-o", f"trainbench_preload={PRELOAD}", "--baseline-dir", str(self.folder / "baselines")]
-        command += ["--results", str(folder), "--junit-xml", str(folder / "junit.xml"), *self.arguments, *arguments]
+        command += ["--results", str(folder), "--junit-xml", str(folder / "junit.xml")]
+        command += ["--history", "none", *self.arguments, *arguments]  # these are no nights of this machine
         environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "CI")}
         if fault is not None:
             environment[VARIABLE] = fault

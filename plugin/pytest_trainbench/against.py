@@ -92,8 +92,8 @@ def find(value: str, root: Path) -> Other:
         return Other(name=value, python=python)
     try:
         repository = Path(_git(root, "rev-parse", "--show-toplevel"))
-    except ValueError:
-        where = f"{root} is in no git repository, so it is no commit either"
+    except ValueError as error:
+        where = f"{root} is in no git repository that can be read, so it is no commit either ({error})"
         raise ValueError(f"it is no Python interpreter (no executable file has this path), and {where}") from None
     try:
         commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}")
@@ -180,14 +180,16 @@ def _probe(python: str) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises ``ValueError`` with its last words where it fails or is not there."""
+    """What git prints. Raises ``ValueError`` with what it found fatal where it fails, or where it is not there."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=True)
     except FileNotFoundError:
         raise ValueError("git is not installed") from None
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"git {arguments[0]} failed: {error.stderr.strip().rpartition(chr(10))[2]}") from None
+        lines = error.stderr.strip().splitlines() or [""]
+        fatal = next((line for line in lines if line.startswith("fatal:")), lines[-1])
+        raise ValueError(f"git {arguments[0]} failed: {fatal}") from None
     return done.stdout.strip()
 
 

@@ -39,30 +39,37 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
         )
 
     base = measured(None)
-    again = measured(base) if base.record.outcome == "ok" else base
-    row = Row(
-        label=label,
-        verdict=again.verdict,
-        record=again.record,
-        baseline=base.record,
-        by_hand=again.ended.by_hand,
-        detail=again.ended.detail,
-    )
-    if again.record.outcome != "ok":
-        return row
+    if base.record.outcome != "ok":
+        return _row(base, label)
+    again = measured(base)
+    if not again.verdict.changes:
+        return _row(again, label)  # nothing was compared: it failed, or did not measure what it measured before
     step_ms = median(base.record.values("step_ms"))
     trials = []
     for planted in PLANTED:
         slower = measured(base, delay_ms=planted * step_ms)
+        if slower.record.outcome != "ok":
+            return _row(slower, label)  # it was not missed
         trials.append(Trial(planted=planted, found=_slower(slower), launches=len(slower.record.launches)))
     red = OUTCOMES[again.verdict.outcome] == "fails"
     reason = f"nothing was changed, and yet: {again.verdict.reason}" if red else None
     return dataclasses.replace(
-        row,
+        _row(again, label),
         verdict=dataclasses.replace(
             again.verdict, outcome=again.verdict.outcome if red else "calibrated", reason=reason, compared=True
         ),
         calibration=_calibration(runner, base, again, label=label, red=red, trials=tuple(trials)),
+    )
+
+
+def _row(measured: Measured, label: str) -> Row:
+    return Row(
+        label=label,
+        verdict=measured.verdict,
+        record=measured.record,
+        baseline=measured.before,
+        by_hand=measured.ended.by_hand,
+        detail=measured.ended.detail,
     )
 
 
@@ -88,7 +95,7 @@ def _calibration(
             counted_before=launches,
             counted_now=launches,
             launches_now=launches,
-            freedom=prior.worth + 2 * launches - 2,
+            freedom=prior.freedom(2 * launches - 2),
         )
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last)

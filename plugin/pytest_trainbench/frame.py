@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_trainbench.conditions import worst
 from pytest_trainbench.history import read_runs
 from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.settings import HISTORY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,8 +62,9 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load_history(path: str | Path = HISTORY) -> pd.DataFrame:
-    """All runs in the folder of ``--history``, at any depth: one row a launch, the oldest run first.
+def load_history(path: str | Path | None = None) -> pd.DataFrame:
+    """All runs in the folder of ``--history``, the default one unless told, at any depth: one row a launch, the oldest
+    run first.
 
     Columns: ``started`` (of the run), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline``
     (when the one that it was held against was made), ``launch`` (from 0), every metric that has a gate under its own
@@ -73,7 +73,9 @@ def load_history(path: str | Path = HISTORY) -> pd.DataFrame:
     """
     import pandas as pd
 
-    path = Path(path)
+    from pytest_trainbench.settings import HISTORY
+
+    path = HISTORY if path is None else Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; a run writes it, unless --history names another folder")
     runs, problems = read_runs(path)

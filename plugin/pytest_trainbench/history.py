@@ -68,7 +68,7 @@ class Run:
 
 
 class Log:
-    """The file of the run that goes on; it is made with the first line.
+    """The file of the run that goes on; it is made with the first line (``begun``).
 
     A folder that cannot be written stops no run: ``problem`` is then the sentence that says so, and nothing more is
     written.
@@ -77,6 +77,7 @@ class Log:
     def __init__(self, folder: Path, *, hardware: str, environment: Mapping[str, Any], started: datetime) -> None:
         name = f"{started.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}.jsonl"
         self.path = folder / hardware / name
+        self.begun = False
         self.problem = ""
         self._head = {
             "schema": SCHEMA,
@@ -94,12 +95,13 @@ class Log:
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.problem:
             return
-        lines = [line] if self.path.exists() else [self._head, line]
+        lines = [line] if self.begun else [self._head, line]
         text = "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in lines)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
+            self.begun = True
         except OSError as error:
             why = f"{self.path.parent} cannot be written ({error.strerror})"
             self.problem = f"{why}; --history DIR names another folder"

@@ -54,6 +54,10 @@ class Prior:
     worth: float
     presumed: bool = False
 
+    def freedom(self, own: float) -> float:
+        """Degrees of freedom of a row whose launches have so many of their own."""
+        return max(self.worth, own) if self.presumed and own else self.worth + own
+
 
 DEFAULT = Prior(noise=0.005, worth=2.0, presumed=True)
 """Where there are no similar rows to learn from. Three launches that happen to agree do not mean that there is no noise
@@ -120,11 +124,9 @@ def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEF
     """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN."""
     sets = [[math.log(value) for value in values] for values in (before, now)]
     own = len(before) + len(now) - 2
-    freedom = prior.worth + own
-    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=freedom)
+    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=prior.worth + own)
     if prior.presumed and own:
         found = max(found, _huber(sets, squares=0.0, freedom=own), key=lambda each: each[1])
-        freedom = max(prior.worth, own)
     middles, noise, counted = found
     return Difference(
         before=math.exp(middles[0]),
@@ -133,7 +135,7 @@ def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEF
         counted_before=counted[0],
         counted_now=counted[1],
         launches_now=len(now),
-        freedom=freedom,
+        freedom=prior.freedom(own),
         apart=apart,
     )
 

@@ -157,13 +157,17 @@ class Session:
         log, folder = self.log, self.settings.history
         if log is None or folder is None:
             return []
-        if log.problem or not log.path.exists():
+        if log.problem or not log.begun:
             return [f"history: {log.problem}"] if log.problem else []
+        try:
+            tonight = history.read_run(log.path)
+        except ValueError as error:  # somebody took it away meanwhile
+            return [f"history: {error}"]
         since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
         runs, problems = history.read_runs(folder / self.hardware.id, since=since)
         found = drift.watch(
             [run for run in runs if run.path != log.path],
-            history.read_run(log.path),
+            tonight,
             night_error=self.settings.night_error,
             floor=self.settings.floor,
         )
@@ -298,7 +302,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
-    if session.config.option.collectonly or not any(map(is_case, session.items)):
+    nothing_starts = session.config.option.collectonly or hasattr(session.config, "workerinput")
+    if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
     ours.begin()

@@ -206,8 +206,10 @@ class Runner:
         for now, then in self._rounds(case, **how):
             mine.append(now)
             theirs += [then] if then else []
-            ended = next((end for one, end in (now, then or now) if one.outcome != "ok"), now[1])
-            if ended.outcome == "ok" and len(mine) < self.settings.launches:
+            # Of the launch, not of its ranks, which may have ended well with figures that cannot be believed.
+            failed = next((ran for ran in (now, then) if ran and ran[0].outcome != "ok"), None)
+            _, ended = failed or now
+            if failed is None and len(mine) < self.settings.launches:
                 continue
             record = self._record(self.now, case, label=label, launches=mine)
             if self.before is not None:

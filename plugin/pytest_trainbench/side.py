@@ -223,7 +223,7 @@ def _here(checkout: Checkout | None) -> Path:
 
 
 def _listen(answers: IO[str], heard: queue.SimpleQueue[Message | None]) -> None:
-    with answers:
+    with answers, contextlib.suppress(ValueError):  # its last line is cut off where it was killed
         for line in answers:
             heard.put(json.loads(line))
     heard.put(None)

@@ -200,9 +200,11 @@ def judge(
     if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
         record, policy, early, note = _undisturbed(record, baseline, policy)
         unlike = tuple(causes.of_record(record, baseline))
-    values = {name: (len(baseline.values(name)), len(record.values(name))) for name in judged}
-    if lost := [name for name, (then, now) in values.items() if not now or (against and now != then)]:
+    if lost := [name for name in judged if not record.values(name)]:
         reason = f"{theirs} has {', '.join(lost)} and this run has not"
+        return Verdict(outcome="incomparable", reason=reason, suspects=listed)
+    if against and (odd := [name for name in judged if len(record.values(name)) != len(baseline.values(name))]):
+        reason = f"not every launch has {', '.join(odd)}, so that there are no pairs"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
     chances = [name for name in judged if _varies(name, baseline.values(name))]

@@ -117,7 +117,10 @@ def failure(row: Row) -> str:
 
 
 def _conditions(row: Row) -> list[str]:
-    """What the launches ran under, where it was worse than the baseline's or is known not to have been."""
+    """What the launches ran under, where it was worse than the baseline's or is known not to have been; nothing where
+    that was not looked at: of two sides that took turns, and of a row that was not compared."""
+    if row.against or not row.verdict.changes:
+        return []
     known = all(any(one.conditions for one in record.launches) for record in (row.record, row.baseline) if record)
     told = [str(cause) for cause in row.verdict.causes]
     return told or (["as for the baseline, in all that is watched"] if known else [])
@@ -142,7 +145,7 @@ def _collectives(before: Record, now: Record) -> list[str]:
     """Those of which a step makes more or fewer, or larger ones, by the first launch of each."""
     if not (before.values("collectives") and now.values("collectives")):
         return []
-    old, new = before.launches[0].collectives, as_stored(now.launches[0].collectives)
+    old, new = (as_stored(record.launches[0].collectives) for record in (before, now))
     nothing = {"calls": 0.0, "bytes": 0.0}
     pairs = [(kind, old.get(kind, nothing), new.get(kind, nothing)) for kind in sorted({*old, *new})]
     return [

@@ -34,10 +34,10 @@ def lines(watch: Watch, folder: Path) -> list[str]:
     elif short:
         history = (
             f"{len(short)} of {len(watch.nights)} rows have fewer than the {watch.needed} nights on this machine that"
-            f" a drift takes to be seen; {len(watch.drifts) or 'no'} drift in the others"
+            f" a drift takes to be seen; {_drifts(len(watch.drifts))} in the others"
         )
     else:
-        history = f"{len(watch.drifts) or 'no'} drift over {span} nights on this machine"
+        history = f"{_drifts(len(watch.drifts))} over {span} nights on this machine"
     return [*said, f"history: {history}"]
 
 
@@ -48,6 +48,10 @@ def _drift(one: Drift) -> str:
     against = f"{one.nights_since} {_nights(one.nights_since)} against {one.nights_before} before"
     worse = f"{METRICS[one.metric].title} {percent(one.change)} worse since {one.since}"
     return f"drift: {one.label}: {worse} ({'; '.join([against, *differs])})"
+
+
+def _drifts(count: int) -> str:
+    return f"{count} drifts" if count > 1 else f"{count or 'no'} drift"
 
 
 def _nights(count: int) -> str:
