@@ -737,7 +737,8 @@ def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
         (2, 3, "noisy", True),  # fresh launches may tell
         (4, 4, "noisy", True),
         (4, 5, "regression", False),  # enough that were not disturbed
-        (6, 4, "environment", False),  # no more launches
+        (6, 4, "regression", False),  # no more launches, and those that were calm are as slow
+        (9, 1, "environment", False),  # one that was calm may be an outlier
         (5, 0, "environment", False),  # a machine that never was calm: more of the same tells nothing
     ],
 )
@@ -747,6 +748,11 @@ def test_while_some_launches_are_disturbed_it_is_too_early_for_red(
     now = on(*[(130.0, THROTTLED)] * disturbed, *[(130.0, CALM)] * calm)
     found = judge(now, on(*[(100.0, CALM)] * 5), policy=LOOKS)
     assert (found.outcome, found.doubtful) == (outcome, doubtful)
+
+
+def test_what_calm_launches_have_not_is_the_machines() -> None:
+    before = on(*[(100.0, CALM)] * 5)
+    assert judge(on(*[(130.0, THROTTLED)] * 8, *[(101.0, CALM)] * 2), before, policy=LOOKS).outcome == "environment"
 
 
 def test_launches_that_are_left_out_spend_no_error_twice() -> None:

@@ -95,6 +95,11 @@ def of_launches(now: Record, before: Record) -> list[list[Cause]]:
     return [unlike(launch.conditions, usual, places=where) for launch in now.launches]
 
 
+def calm(now: Record, before: Record) -> tuple[Launch, ...]:
+    """The launches that nothing disturbed."""
+    return tuple(launch for launch, why in zip(now.launches, of_launches(now, before), strict=True) if not why)
+
+
 def of_record(now: Record, before: Record) -> list[Cause]:
     """All that may have slowed ``now`` and lay with the machine."""
     found = unlike(typical(now.launches), typical(before.launches), places=places(now))

@@ -13,7 +13,7 @@ from pytest_trainbench import causes, environment
 from pytest_trainbench.causes import Cause
 from pytest_trainbench.metrics import METRICS, Counted, Exact, Relative, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned, paired
-from pytest_trainbench.record import Record, as_stored
+from pytest_trainbench.record import Launch, Record, as_stored
 
 OUTCOMES: dict[str, str] = {
     "ok": "passes",
@@ -39,6 +39,9 @@ ERROR_MOST = 0.005
 FRESH_LEAST = 2
 """Launches beyond the first ones without which there is no regression, where there may be any. What slows the first few
 may be over a minute later; and of 3 launches all are outliers once in 5,000 times where one in 17 is."""
+
+CALM_LEAST = 2
+"""Undisturbed launches whose figures say something of a slowdown's cause: one alone may be an outlier."""
 
 EARLY = 0.1
 """Share of a metric's error that all looks before the last have together."""
@@ -197,7 +200,10 @@ def judge(
     early = False
     note: str | None = None
     unlike: tuple[Cause, ...] = ()
+    calm: tuple[Launch, ...] = ()
     if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
+        calm = causes.calm(record, baseline)
+        calm = calm if len(calm) < len(record.launches) else ()  # what slowed them then was not of single launches
         record, policy, early, note = _undisturbed(record, baseline, policy)
         unlike = tuple(causes.of_record(record, baseline))
     if lost := [name for name in judged if not record.values(name)]:
@@ -222,7 +228,7 @@ def judge(
         found = paired(before, now, prior=prior) if against else compare(before, now, prior=prior, apart=apart)
         return weigh(name, found, error=error, policy=policy)
 
-    changes = tuple(_blamed(compared(name), unlike, early=early, floor=policy.floor) for name in judged)
+    changes = tuple(_blamed(compared(name), unlike, calm, early=early, floor=policy.floor) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
@@ -246,12 +252,11 @@ def _undisturbed(record: Record, baseline: Record, policy: Policy) -> tuple[Reco
     Then: whether it is too early for red, because some launches were disturbed and some were not, so that fresh ones
     may tell; and what was left out, in words.
     """
-    disturbed = causes.of_launches(record, baseline)
-    calm = tuple(launch for launch, why in zip(record.launches, disturbed, strict=True) if not why)
+    calm = causes.calm(record, baseline)
     left_out = len(record.launches) - len(calm)
     if not left_out or len(calm) < policy.first + FRESH_LEAST:
         return record, policy, bool(calm and left_out) and len(record.launches) < policy.last, None
-    first = next(filter(None, disturbed))[0]
+    first = next(filter(None, causes.of_launches(record, baseline)))[0]
     note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
     calmed = dataclasses.replace(record, launches=calm)
     return calmed, dataclasses.replace(policy, left_out=left_out), False, note
@@ -263,9 +268,11 @@ def disturbance(record: Record) -> str:
     return ", ".join(cause.what for cause in found)
 
 
-def _blamed(change: Change, unlike: Sequence[Cause], *, early: bool, floor: float | None) -> Change:
-    """A slowdown that the conditions account for is the environment's. While it is ``early``, what may be one is in
-    doubt, be it red or lost in the noise that disturbed launches made."""
+def _blamed(
+    change: Change, unlike: Sequence[Cause], calm: Sequence[Launch], *, early: bool, floor: float | None
+) -> Change:
+    """A slowdown that the conditions account for is the environment's, unless launches that were ``calm`` have it too.
+    While it is ``early``, what may be one is in doubt, be it red or lost in the noise that disturbed launches made."""
     gate = METRICS[change.metric].gate
     if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
         return change
@@ -273,8 +280,17 @@ def _blamed(change: Change, unlike: Sequence[Cause], *, early: bool, floor: floa
         return dataclasses.replace(change, outcome="noisy", doubtful=True)
     if change.outcome == "noisy":
         return change
-    explained = causes.explained(_slowdown(change), change.metric, unlike)
+    explained = causes.explained(_slowdown(change), change.metric, unlike) and not _slow_when_calm(change, calm)
     return dataclasses.replace(change, outcome="environment") if explained else change
+
+
+def _slow_when_calm(change: Change, calm: Sequence[Launch]) -> bool:
+    """Whether launches that nothing disturbed are as slow, or more than half of it: too few for a verdict of their own,
+    and enough not to send anyone to the machine."""
+    values = [launch.metrics[change.metric] for launch in calm if change.metric in launch.metrics]
+    if len(values) < CALM_LEAST:
+        return False
+    return abs(math.log(statistics.median(values) / change.before)) > causes.EXPLAINS_LEAST * _slowdown(change)
 
 
 def _slowdown(change: Change) -> float:
