@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, drift, history, hooks, settings
+from pytest_trainbench import against, baseline, causes, drift, history, hooks, settings
 from pytest_trainbench.against import Other
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.detect import find
@@ -147,9 +148,12 @@ class Session:
             path = self.settings.results / f"{record.case.slug}.json"
             path.write_text(dump(record.to_json()), encoding="utf-8")
         if self.log is not None:
-            against = record if row.verdict.outcome == "saved" else row.baseline
-            made = "" if against is None else against.created
-            self.log.add(history.Entry.of(record, outcome=row.verdict.outcome, baseline=made))
+            before = record if row.verdict.outcome == "saved" else row.baseline
+            made = "" if before is None else before.created
+            # What disturbed a launch is no drift.
+            calm = () if before is None else causes.calm(record, before)
+            kept = dataclasses.replace(record, launches=calm or record.launches)
+            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made))
 
     @cached_property
     def trend(self) -> list[str]:
