@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from own_project import STEP, TEST
+from own_project import STEP, TEST, pytest_run, stored
 
 from pytest_trainbench.launch import start_fork_server
 
@@ -17,6 +17,22 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
     pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
     return pytester
+
+
+BASELINES: dict[str, str] = {}
+"""What one run stored, by path: the case is the same in every test."""
+
+
+@pytest.fixture
+def saved(project: pytest.Pytester) -> pytest.Pytester:
+    """A project with a baseline."""
+    if not BASELINES:
+        assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+        BASELINES.update({str(path.relative_to(project.path)): path.read_text() for path in stored(project)})
+    for path, text in BASELINES.items():
+        (project.path / path).parent.mkdir(parents=True, exist_ok=True)
+        (project.path / path).write_text(text)
+    return project
 
 
 @pytest.fixture(scope="session")

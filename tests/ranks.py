@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from pytest_trainbench.case import Case
 from pytest_trainbench.launch import Ended, launch
@@ -15,6 +17,9 @@ from pytest_trainbench.reduce import reduce
 from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
+
+TURN = FileLock(Path(tempfile.gettempdir()) / "pytest-trainbench-ranks.lock")
+"""Ranks of one launch fill the cores: where tests run on several processes, two launches would slow each other."""
 
 NO_FP16 = "Type fp16 is not supported on your device."
 """DeepSpeed's word on CPUs without fp16 instructions."""
@@ -32,18 +37,18 @@ def start(
     **params: object,
 ) -> Ended:
     """Ends of the ranks that train for so many steps of warm-up and so many timed ones."""
-    return launch(
-        Job(
-            case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
-            device_kind="cpu",
-            folder=folder,
-            limit_s=limit_s,
-            collective_limit_s=limit_s / 2,
-            plan=Plan(warmup=warmup, min_steps=steps, max_steps=steps),
-            reference_steps=reference_steps,
-            import_path=(str(ROOT), str(ROOT / "tests")),
-        )
+    job = Job(
+        case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
+        device_kind="cpu",
+        folder=folder,
+        limit_s=limit_s,
+        collective_limit_s=limit_s / 2,
+        plan=Plan(warmup=warmup, min_steps=steps, max_steps=steps),
+        reference_steps=reference_steps,
+        import_path=(str(ROOT), str(ROOT / "tests")),
     )
+    with TURN:
+        return launch(job)
 
 
 def launched(ended: Ended) -> Launch:

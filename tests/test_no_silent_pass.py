@@ -15,22 +15,6 @@ def edit(project: pytest.Pytester, **replaced: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **replaced}))
 
 
-BASELINES: dict[str, str] = {}
-"""What one run stored, by path: the case is the same in every test."""
-
-
-@pytest.fixture
-def saved(project: pytest.Pytester) -> pytest.Pytester:
-    """A project with a baseline."""
-    if not BASELINES:
-        assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
-        BASELINES.update({str(path.relative_to(project.path)): path.read_text() for path in stored(project)})
-    for path, text in BASELINES.items():
-        (project.path / path).parent.mkdir(parents=True, exist_ok=True)
-        (project.path / path).write_text(text)
-    return project
-
-
 NO_BASELINE = "*no-baseline: mine: there is no baseline for this case on this hardware; --save-baseline stores one"
 
 
