@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import own_project  # a module, since pytest takes every name in here that begins with its own for a hook
 import pytest
-from own_project import STEP, TEST, pytest_run, stored
+from own_project import STEP, TEST, stored
 
 from pytest_trainbench.launch import start_fork_server
 
@@ -27,7 +28,7 @@ BASELINES: dict[str, str] = {}
 def saved(project: pytest.Pytester) -> pytest.Pytester:
     """A project with a baseline."""
     if not BASELINES:
-        assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+        assert own_project.pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
         BASELINES.update({str(path.relative_to(project.path)): path.read_text() for path in stored(project)})
     for path, text in BASELINES.items():
         (project.path / path).parent.mkdir(parents=True, exist_ok=True)
