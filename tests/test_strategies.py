@@ -94,6 +94,10 @@ def test_in_16_bits_every_strategy_stays_within_the_suites_tolerance(
     assert loss_fault(one.losses, references[precision].losses, STRATEGIES[strategy].loss_tolerance) is None
 
 
+ACCUMULATED = [("fp32", 0.001, 3), ("bf16", 0.01, 2)]
+"""Number format, tolerance, and micro-batches that each of two ranks takes in a step."""
+
+
 @pytest.fixture(scope="module")
 def accumulated(
     references: dict[str, Launch], tmp_path_factory: pytest.TempPathFactory
@@ -108,13 +112,11 @@ def accumulated(
             micro_batches=2 * on_each,
             precision=precision,
         )
-        for precision in ("fp32", "bf16")
-        for on_each in (2, 3)
+        for precision, _, on_each in ACCUMULATED
     }
 
 
-@pytest.mark.parametrize("on_each", [2, 3])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 0.001), ("bf16", 0.01)])
+@pytest.mark.parametrize(("precision", "tolerance", "on_each"), ACCUMULATED)
 @pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.accumulates])
 def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batch(
     strategy: str,
