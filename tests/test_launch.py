@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import TURN
 
 from pytest_trainbench import launch as launching
 from pytest_trainbench.case import Case
@@ -33,24 +34,24 @@ def run(
     folder: Path,
     *,
     ranks: int = 2,
-    limit_s: float = 60,
+    limit_s: float = 120,
     cap_gb: float | None = None,
     delay_ms: float = 0.0,
     **params: object,
 ) -> Ended:
     case = Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params, memory_cap_gb=cap_gb)
-    return launch(
-        Job(
-            case=case,
-            device_kind="cpu",
-            folder=folder / "job",
-            limit_s=limit_s,
-            collective_limit_s=limit_s / 2,
-            plan=QUICK,
-            import_path=(HERE,),
-            delay_ms=delay_ms,
-        )
+    job = Job(
+        case=case,
+        device_kind="cpu",
+        folder=folder / "job",
+        limit_s=limit_s,
+        collective_limit_s=limit_s / 2,
+        plan=QUICK,
+        import_path=(HERE,),
+        delay_ms=delay_ms,
     )
+    with TURN:
+        return launch(job)
 
 
 def alive(folder: Path) -> list[int]:
