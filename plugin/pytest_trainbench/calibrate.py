@@ -40,36 +40,25 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
 
     base = measured(None)
     if base.record.outcome != "ok":
-        return _row(base, label)
+        return base.row(label)
     again = measured(base)
     if not again.verdict.changes:
-        return _row(again, label)  # nothing was compared: it failed, or did not measure what it measured before
+        return again.row(label)  # nothing was compared: it failed, or did not measure what it measured before
     step_ms = median(base.record.values("step_ms"))
     trials = []
     for planted in PLANTED:
         slower = measured(base, delay_ms=planted * step_ms)
         if slower.record.outcome != "ok":
-            return _row(slower, label)  # it was not missed
+            return slower.row(label)  # it was not missed
         trials.append(Trial(planted=planted, found=_slower(slower), launches=len(slower.record.launches)))
     red = OUTCOMES[again.verdict.outcome] == "fails"
     reason = f"nothing was changed, and yet: {again.verdict.reason}" if red else None
     return dataclasses.replace(
-        _row(again, label),
+        again.row(label),
         verdict=dataclasses.replace(
             again.verdict, outcome=again.verdict.outcome if red else "calibrated", reason=reason, compared=True
         ),
         calibration=_calibration(runner, base, again, label=label, red=red, trials=tuple(trials)),
-    )
-
-
-def _row(measured: Measured, label: str) -> Row:
-    return Row(
-        label=label,
-        verdict=measured.verdict,
-        record=measured.record,
-        baseline=measured.before,
-        by_hand=measured.ended.by_hand,
-        detail=measured.ended.detail,
     )
 
 

@@ -97,6 +97,16 @@ class Measured:
     verdict: Verdict
     ended: Ended
 
+    def row(self, label: str) -> Row:
+        return Row(
+            label=label,
+            verdict=self.verdict,
+            record=self.record,
+            baseline=self.before,
+            by_hand=self.ended.by_hand,
+            detail=self.ended.detail,
+        )
+
 
 class Runner:
     """Runs the cases of one session, one after the other.
@@ -170,14 +180,7 @@ class Runner:
             if disturbed := disturbance(record):
                 reason = f"stored all the same, though {disturbed}: save it again when that is over"
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
-        row = Row(
-            label=label,
-            verdict=verdict,
-            record=record,
-            baseline=measured.before,
-            by_hand=measured.ended.by_hand,
-            detail=measured.ended.detail,
-        )
+        row = dataclasses.replace(measured, verdict=verdict).row(label)
         if self.before is not None:
             moved = verdict.outcome in ("regression", "incomparable", "improvement")
             return dataclasses.replace(row, against=self.before.name, again=accept if moved else "")

@@ -203,8 +203,10 @@ def judge(
     calm: tuple[Launch, ...] = ()
     if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
         calm = causes.calm(record, baseline)
-        calm = calm if len(calm) < len(record.launches) else ()  # what slowed them then was not of single launches
-        record, policy, early, note = _undisturbed(record, baseline, policy)
+        if len(calm) == len(record.launches):
+            calm = ()  # what slowed them, if anything, was not of single launches
+        else:
+            record, policy, early, note = _undisturbed(record, calm, baseline, policy)
         unlike = tuple(causes.of_record(record, baseline))
     if lost := [name for name in judged if not record.values(name)]:
         reason = f"{theirs} has {', '.join(lost)} and this run has not"
@@ -246,16 +248,18 @@ def _only_counts(changes: Sequence[Change]) -> bool:
     return bool(red) and all(isinstance(gate, Counted) for gate in red)
 
 
-def _undisturbed(record: Record, baseline: Record, policy: Policy) -> tuple[Record, Policy, bool, str | None]:
-    """What to judge: without the disturbed launches, as soon as there are enough others for a regression.
+def _undisturbed(
+    record: Record, calm: tuple[Launch, ...], baseline: Record, policy: Policy
+) -> tuple[Record, Policy, bool, str | None]:
+    """What to judge of a record of which only some launches, or none, were ``calm``: those alone, as soon as there are
+    enough for a regression.
 
     Then: whether it is too early for red, because some launches were disturbed and some were not, so that fresh ones
     may tell; and what was left out, in words.
     """
-    calm = causes.calm(record, baseline)
+    if len(calm) < policy.first + FRESH_LEAST:
+        return record, policy, bool(calm) and len(record.launches) < policy.last, None
     left_out = len(record.launches) - len(calm)
-    if not left_out or len(calm) < policy.first + FRESH_LEAST:
-        return record, policy, bool(calm and left_out) and len(record.launches) < policy.last, None
     first = next(filter(None, causes.of_launches(record, baseline)))[0]
     note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
     calmed = dataclasses.replace(record, launches=calm)
