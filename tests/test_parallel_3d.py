@@ -47,8 +47,7 @@ FOUR_STAGES = rows("pp4", schedules=["gpipe", "1f1b"])
 
 
 @pytest.mark.parametrize(
-    ("engine", "schedule", "mesh"),
-    rows("dp2", "tp2", "pp2", "dp2-pp2") + rows("tp2-pp2", schedules=["1f1b"]) + FOUR_STAGES,
+    ("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES
 )
 def test_in_fp32_every_split_has_the_unsharded_models_losses(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
@@ -70,7 +69,7 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
 
 
 @pytest.mark.parametrize(
-    ("engine", "schedule", "mesh"), rows("dp2-tp2", "tp2-pp2", schedules=[None, "1f1b"])
+    ("engine", "schedule", "mesh"), rows("dp2-tp2", "tp2-pp2", "dp2-pp2", schedules=[None, "1f1b"])
 )
 def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
