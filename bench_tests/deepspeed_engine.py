@@ -24,9 +24,7 @@ def load(device: torch.device) -> Any:
     return deepspeed
 
 
-def initialize(
-    model: nn.Module, recipe: Recipe, *, micro_batches: int, zero: Mapping[str, Any], **config: Any
-) -> Any:
+def initialize(model: nn.Module, recipe: Recipe, *, micro_batches: int, zero: Mapping[str, Any], **config: Any) -> Any:
     """The engine that trains ``model`` by ``recipe``, with one update every ``micro_batches`` batches.
 
     ``zero``: its ``zero_optimization``; ``config``: any other entry of its configuration that is not set here.

@@ -1,6 +1,6 @@
 """A page of all stored results of one kind of hardware, as Markdown, made from the baseline files alone.
 
-    python -m bench_tests.results h200 > docs/results-h200.md
+python -m bench_tests.results h200 > docs/results-h200.md
 """
 
 from __future__ import annotations

@@ -19,7 +19,13 @@ WORK = {
 
 
 @pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": ["dp4"]})
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(name, marks=[pytest.mark.gate(metric, **limits) for metric, limits in row.gates.items()])
+        for name, row in STRATEGIES.items()
+    ],
+)
 def test_sharding(
     bench: Callable[..., object],
     mesh: MeshShape,

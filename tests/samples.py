@@ -51,9 +51,7 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
     return Trace(**{**sample, **replaced})
 
 
-def launch(
-    step_ms: float = 100.0, *, conditions: Mapping[str, list[float]] | None = None, **metrics: float
-) -> Launch:
+def launch(step_ms: float = 100.0, *, conditions: Mapping[str, list[float]] | None = None, **metrics: float) -> Launch:
     """A launch that went well, with ``metrics`` besides its step time, under these ``conditions``."""
     return Launch(
         step_ms=[step_ms + 10, step_ms, step_ms],

@@ -47,7 +47,5 @@ def test_grid_says_how_many_of_the_published_shapes_are_listed() -> None:
         f"gpt2-fwd_bwd-eager-b{batch}-s{length}]" for length in (512, 1024) for batch in (16, 64)
     ]
     assert rows("published") == [
-        f"gpt2-fwd_bwd-eager-b{batch}-s{length}-published]"
-        for length in (512, 1024)
-        for batch in (2, 4, 8, 16, 32, 64)
+        f"gpt2-fwd_bwd-eager-b{batch}-s{length}-published]" for length in (512, 1024) for batch in (2, 4, 8, 16, 32, 64)
     ]

@@ -40,9 +40,7 @@ def test_records_become_a_trace_and_come_back(tmp_path: Path) -> None:
     with (tmp_path / "some.csv").open("w", encoding="utf-8") as file:
         traces.write([one, single], file)
     assert traces.read(tmp_path) == [
-        traces.Trace(
-            hardware="some", machine="0123abcd", case="mine", host_bound=True, metric=metric, values=values
-        )
+        traces.Trace(hardware="some", machine="0123abcd", case="mine", host_bound=True, metric=metric, values=values)
         for metric, values in [("step_ms", (100.0, 101.0, 99.0)), ("compute_ms", (50.0, 50.5, 49.5))]
     ], "one launch has nothing to be compared with"
 

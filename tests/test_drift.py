@@ -183,9 +183,10 @@ def test_old_nights_are_left_out() -> None:
 
 def test_a_drift_says_since_when_and_what_differs() -> None:
     values = risen(40, 0.03, after=32)
-    history = [*runs(values[:32], commit="a1b2c3"), *[
-        run(number, 100 * math.exp(value), commit="d4e5f6") for number, value in enumerate(values) if number >= 32
-    ]]
+    history = [
+        *runs(values[:32], commit="a1b2c3"),
+        *[run(number, 100 * math.exp(value), commit="d4e5f6") for number, value in enumerate(values) if number >= 32],
+    ]
     found = watch(history[:-1], history[-1], night_error=1 / 30)
     (drift,) = found.drifts
     assert drift == Drift(

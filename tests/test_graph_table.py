@@ -20,9 +20,7 @@ def record(
         builder="bench_tests.training:train_step",
         **{**params, **({} if graph is None else {"graph": graph}), **replaced},
     )
-    launch = samples.launch(
-        samples_per_s=samples_per_s, peak_allocated_bytes=2000 * MIB, process_bytes=3000 * MIB
-    )
+    launch = samples.launch(samples_per_s=samples_per_s, peak_allocated_bytes=2000 * MIB, process_bytes=3000 * MIB)
     return samples.record(launch, of=case)
 
 

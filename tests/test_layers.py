@@ -67,9 +67,7 @@ def test_layers_make_up_the_published_model(model: str, parameters: int, layers:
 @pytest.mark.parametrize("mode", ["eager", "sdpa"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_flops_by_formula_are_those_that_are_run(
-    one_device: DeviceMesh, layer: str, direction: str, mode: str
-) -> None:
+def test_flops_by_formula_are_those_that_are_run(one_device: DeviceMesh, layer: str, direction: str, mode: str) -> None:
     step = layer_step(one_device, layer=layer, direction=direction, mode=mode)
     assert step.counts_flops
     assert counted(step) == step.flops

@@ -125,7 +125,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
         *["synchronize", "run", "run", "run", "synchronize", "slowest 0.030"],
         *["counting collectives", "run", "synchronize"],
         *["timing 4 steps", "slowest 0.000", "mark", *["run", "mark"] * 4, "synchronize", *["elapsed"] * 4],
-            "profiling",
+        "profiling",
     ]
 
 

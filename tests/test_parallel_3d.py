@@ -46,9 +46,7 @@ FOUR_STAGES = rows("pp4", schedules=["gpipe", "1f1b"])
 """Of the four ranks two have neither the embedding nor the head."""
 
 
-@pytest.mark.parametrize(
-    ("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES
-)
+@pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES)
 def test_in_fp32_every_split_has_the_unsharded_models_losses(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
 ) -> None:

@@ -90,8 +90,8 @@ def test_two_builders_of_one_case_id_are_refused_before_anything_is_started(tmp_
     row(of, first)
     started = len(machine.jobs)
     words = (
-        f"mine and mine would share the baseline of {first.id}, and differ in their builder's module, their plan or"
-        " their reference: give one of them another name or another version"
+        f"mine and mine would share the baseline of {first.id}, and differ in their builder's module, their plan,"
+        " their reference or their gates: give one of them another name or another version"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         row(of, second)

@@ -11,6 +11,7 @@ from ranks import launched, start
 
 from bench_tests.models import find_model
 from bench_tests.strategies import STRATEGIES
+from bench_tests.strategies.units import sizes
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
@@ -57,10 +58,10 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
     all_bytes = sum(parameter.nbytes for parameter in parameters)
     blocks = list(model.blocks)
     block_bytes = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
-    groups = len(blocks) // STRATEGIES["fsdp2"].options["blocks_per_group"]
     twice = (block_bytes + all_bytes) / 2  # blocks twice, the rest once
 
-    def fully_sharded(wrapped: int) -> dict[str, tuple[int, float]]:
+    def fully_sharded(strategy: str) -> dict[str, tuple[int, float]]:
+        wrapped = len(sizes(len(blocks), STRATEGIES[strategy].options["blocks_per_unit"]))
         return {"all_gather": (2 * wrapped + 1, twice), "reduce_scatter": (wrapped + 1, all_bytes)}
 
     reduced = {"all_reduce": (1, all_bytes)}
@@ -70,9 +71,7 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
         "ddp": reduced,
         "oss": {**reduced, **from_both},
         "oss-sdp": {"reduce": (2, all_bytes), **from_both},
-        "fairscale-fsdp": fully_sharded(len(blocks)),
-        "fsdp1": fully_sharded(len(blocks)),
-        "fsdp2": fully_sharded(groups),
+        **{strategy: fully_sharded(strategy) for strategy in ("fairscale-fsdp", "fsdp1", "fsdp2")},
         "zero1": {**reduced, "all_gather": (1, all_bytes / 2)},
         "zero2": {**reduced, "all_gather": (1, all_bytes / 2)},
         # Small ones are gathered after the update and then kept, one by one on gloo; and it looks for overflow.
@@ -150,9 +149,7 @@ def test_in_fp8_the_losses_are_the_unsharded_models_and_near_those_of_bf16(
 ) -> None:
     bert = {"model": "bert-tiny", "sequence": 16}
     whole = {
-        precision: train(
-            tmp_path / precision, dp=1, strategy="reference", micro_batches=2, precision=precision, **bert
-        )
+        precision: train(tmp_path / precision, dp=1, strategy="reference", micro_batches=2, precision=precision, **bert)
         for precision in ("bf16", "fp8")
     }
     one = train(tmp_path / "job", strategy=strategy, precision="fp8", **bert)

@@ -93,9 +93,7 @@ def scaled(
     rate = micro_batches * devices * 1e-6
     params = {**LARGE, "micro_batches": micro_batches, "learning_rate": rate, **params}
     step_ms = 64 * micro_batches * devices / samples_per_s * 1000
-    one = Launch(
-        step_ms=[step_ms], losses=list(losses), metrics={"step_ms": step_ms, "samples_per_s": samples_per_s}
-    )
+    one = Launch(step_ms=[step_ms], losses=list(losses), metrics={"step_ms": step_ms, "samples_per_s": samples_per_s})
     return record(one, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
 
 
@@ -155,9 +153,7 @@ def test_published_weak_scaling_stands_below_with_the_efficiencies_it_was_publis
 
 def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
     """8.5 is the lowest of the slowest; one device sees 1,536 samples a step, two see 3,072."""
-    table = time_to_loss(
-        [scaled(1, 24, 768, [10.0, 9.5, 9.0, 8.5]), scaled(2, 24, 1536, [10.0, 8.6, 8.4, 8.6, 7.9])]
-    )
+    table = time_to_loss([scaled(1, 24, 768, [10.0, 9.5, 9.0, 8.5]), scaled(2, 24, 1536, [10.0, 8.6, 8.4, 8.6, 7.9])])
     assert table is not None
     way = 1.5 / (10 - loss_of_frequencies(30_522))
     assert table.to_numpy().tolist() == [

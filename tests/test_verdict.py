@@ -89,7 +89,9 @@ def test_a_noisy_row_says_how_little_it_could_have_seen() -> None:
     found = judge(steps(90.0, 100.0, 110.0), steps(90.0, 100.0, 110.0))
     (change,) = found.changes
     assert (found.outcome, change.outcome) == ("noisy", "noisy")
-    assert found.reason == f"step time: only a change of {change.sees:.1%} or more could have been seen"
+    assert (
+        found.reason == f"step time: only a change of {change.sees:.1%} or more could have been seen, not one of 5.0%"
+    )
     assert change.sees > 0.05
 
 
@@ -349,8 +351,7 @@ def test_one_kernel_more_is_worse_and_one_fewer_is_better(now: int, outcome: str
 def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before() -> None:
     found, change = counted([20_971_520] * 3, [20_971_524] * 3, "collective_bytes")
     assert found.reason == (
-        "bytes into collectives a step, all ranks: 20,971,520 → 20,971,524;"
-        " its time did not change (sees ≥ 1.5%)"
+        "bytes into collectives a step, all ranks: 20,971,520 → 20,971,524; its time did not change (sees ≥ 1.5%)"
     )
     assert movement(change) == "4 more"
     found, change = counted([0.5] * 3, [0.25] * 3, "collectives")
@@ -368,7 +369,7 @@ def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before
     [
         ([92.0, 92.0, 92.0], "its time is 8.0% better (sees ≥ 1.5%)"),
         ([108.0, 108.0, 108.0], "step time 8.0% worse (sees ≥ 1.5%); kernels a step: 10 → 12"),
-        ([90.0, 100.0, 110.0], "step time: only a change of 43.8% or more could have been seen"),
+        ([90.0, 100.0, 110.0], "step time: only a change of 43.8% or more could have been seen, not one of 5.0%"),
     ],
 )
 def test_beside_a_count_stands_what_became_of_the_time(ms: list[float], words: str) -> None:
@@ -438,7 +439,26 @@ def test_metrics_without_a_gate_are_not_judged() -> None:
     found = judge(metric("samples_per_s", [1.0] * 3), metric("samples_per_s", [100.0] * 3))
     assert (found.outcome, [change.metric for change in found.changes]) == ("ok", ["step_ms"])
     with pytest.raises(ValueError, match="samples_per_s is not judged"):
-        _compare("samples_per_s", [1.0], [1.0])
+        _compare("samples_per_s", [1.0], [1.0], policy=Policy())
+
+
+def test_a_case_has_limits_of_its_own() -> None:
+    """On one metric; the others keep theirs, and what is said names the limit that held."""
+    before = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1000)
+    now = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1008)
+    assert judge(now, before).outcome == "regression"
+    wide = Policy(gates={"peak_allocated_bytes": {"floor": 0.01}})
+    assert judge(now, before, policy=wide).outcome == "noisy"
+    wider = Policy(gates={"peak_allocated_bytes": {"floor": 0.01}, "step_ms": {"tolerance": 0.2}})
+    assert (judge(now, before, policy=wider).reason or "").endswith("could have been seen, not one of 20.0%")
+    widest = Policy(gates={"peak_allocated_bytes": {"floor": 0.01}, "step_ms": {"tolerance": 2.0}})
+    assert judge(now, before, policy=widest).outcome == "ok"
+
+
+def test_the_floor_of_a_case_goes_before_that_of_the_run() -> None:
+    before, now = steps(*[100.0] * 5), steps(*[102.0] * 5)
+    assert judge(now, before, policy=Policy(floor=0.001)).outcome == "regression"
+    assert judge(now, before, policy=Policy(floor=0.001, gates={"step_ms": {"floor": 0.05, "tolerance": 0.2}})).outcome == "ok"
 
 
 def test_a_metric_that_the_baseline_did_not_have_is_not_judged() -> None:
@@ -464,8 +484,8 @@ def test_a_metric_without_a_gate_may_go_missing(name: str) -> None:
     ("name", "outcome"), [("peak_allocated_bytes", "regression"), ("flops_per_step", "incomparable")]
 )
 def test_nan_does_not_pass(name: str, outcome: str) -> None:
-    assert _compare(name, [1.0], [math.nan]).outcome == outcome
-    assert _compare(name, [math.nan], [1.0]).outcome == outcome
+    assert _compare(name, [1.0], [math.nan], policy=Policy()).outcome == outcome
+    assert _compare(name, [math.nan], [1.0], policy=Policy()).outcome == outcome
 
 
 def test_a_time_that_is_not_one_does_not_pass() -> None:
@@ -508,7 +528,7 @@ def test_two_pairs_of_launches_and_hardly_any_error_see_nothing() -> None:
     found = judge(now, before, against="main", policy=Policy(error=1e-9, first=2, last=2))
     assert (found.outcome, found.reason) == (
         "noisy",
-        "step time: only a change of 99900.0% or more could have been seen",
+        "step time: only a change of 99900.0% or more could have been seen, not one of 5.0%",
     )
 
 

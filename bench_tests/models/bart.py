@@ -22,9 +22,7 @@ class Bart(LanguageModel):
     """
 
     def __init__(self, config: BartConfig, sequence: int) -> None:
-        super().__init__(
-            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
-        )
+        super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings)
         self.config = config
         self.bart = BartForConditionalGeneration(config)
 

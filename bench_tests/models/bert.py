@@ -28,9 +28,7 @@ class MaskedBert(LanguageModel):
     library: ClassVar[type[nn.Module]] = BertForMaskedLM
 
     def __init__(self, config: BertConfig, sequence: int) -> None:
-        super().__init__(
-            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
-        )
+        super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings)
         self.config = config
         self.bert: Any = self.library(config)
 
@@ -78,9 +76,7 @@ class Deberta(LanguageModel):
     """DeBERTa, masked tokens only."""
 
     def __init__(self, config: DebertaV2Config, sequence: int) -> None:
-        super().__init__(
-            vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings
-        )
+        super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings)
         self.deberta = DebertaV2ForMaskedLM(config)
 
     @property

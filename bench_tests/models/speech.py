@@ -55,9 +55,7 @@ class SpeechTransformer(Trainable):
         self.embedding = nn.Embedding(vocabulary, hidden)
         nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
         self.register_buffer("positions", sinusoids(max(frames, symbols + 1), hidden), persistent=False)
-        self.register_buffer(
-            "future", nn.Transformer.generate_square_subsequent_mask(symbols + 1), persistent=False
-        )
+        self.register_buffer("future", nn.Transformer.generate_square_subsequent_mask(symbols + 1), persistent=False)
 
     @property
     def blocks(self) -> nn.ModuleList:

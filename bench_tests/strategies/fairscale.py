@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import fairscale_on_cpu
 from bench_tests.strategies.recipe import Recipe, Trainee, step
+from bench_tests.strategies.units import unite
 
 if TYPE_CHECKING:
     from fairscale.optim import OSS
@@ -60,8 +61,10 @@ def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_s
     )
 
 
-def fsdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool) -> Trainee:
-    """Each block is one flat parameter, and so is the rest, which stays gathered from forward to backward."""
+def fsdp(
+    model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_unit: int
+) -> Trainee:
+    """Each unit is one flat parameter, and so is the rest, which stays gathered from forward to backward."""
     from fairscale.nn.data_parallel import FullyShardedDataParallel
 
     if recipe.device.type == "cpu":
@@ -76,8 +79,9 @@ def fsdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forw
         # Buckets gather small gradients; a flat parameter is far above any bucket's size.
         "bucket_cap_mb": 0,
     }
-    for index, block in enumerate(model.blocks):
-        model.blocks[index] = FullyShardedDataParallel(block, **options)
+    units = unite(model, blocks_per_unit)
+    for index, unit in enumerate(units):
+        units[index] = FullyShardedDataParallel(unit, **options)
     parallel = FullyShardedDataParallel(model, **options)
     optimizer = recipe.adamw(parallel.parameters())
     return Trainee(

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee, step
+from bench_tests.strategies.units import unite
 
 
 def fsdp1(
@@ -30,14 +31,16 @@ def fsdp1(
     forward_prefetch: bool,
     limit_all_gathers: bool,
     use_orig_params: bool,
+    blocks_per_unit: int,
 ) -> Trainee:
-    """Without ``use_orig_params`` the optimizer sees one flat parameter a block instead of twelve."""
+    """Without ``use_orig_params`` the optimizer sees one flat parameter a unit instead of twelve a block."""
+    units = unite(model, blocks_per_unit)
     mixed_precision = MixedPrecision(param_dtype=recipe.dtype, reduce_dtype=torch.float32) if recipe.mixed else None
     parallel = FullyShardedDataParallel(
         model,
         process_group=dp.get_group(),
         sharding_strategy=ShardingStrategy.FULL_SHARD,
-        auto_wrap_policy=ModuleWrapPolicy({type(model.blocks[0])}),
+        auto_wrap_policy=ModuleWrapPolicy({type(units[0])}),
         mixed_precision=mixed_precision,
         backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
         forward_prefetch=forward_prefetch,
@@ -54,18 +57,14 @@ def fsdp1(
 
 
 def fsdp2(
-    model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_group: int
+    model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_unit: int
 ) -> Trainee:
-    """``blocks_per_group`` neighbouring blocks are gathered and reduced in one message.
-
-    A group gathers the next one's parameters by itself while it runs: asking for more ahead
+    """A unit gathers the next one's parameters by itself while it runs: asking for more ahead
     (``set_modules_to_forward_prefetch``) made 4 H200s slower, since the host has to do the asking.
     """
     policy = MixedPrecisionPolicy(param_dtype=recipe.dtype, reduce_dtype=torch.float32)
-    blocks = list(model.blocks)
-    for first in range(0, len(blocks), blocks_per_group):
-        group = blocks[first : first + blocks_per_group]
-        fully_shard(group, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    for unit in unite(model, blocks_per_unit):
+        fully_shard(unit, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     # What is left, embeddings and head, is the last thing forward and the first thing backward: keep it
     # gathered.
     fully_shard(model, mesh=dp, mp_policy=policy, reshard_after_forward=False)

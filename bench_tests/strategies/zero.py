@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench_tests import deepspeed_engine
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.strategies.units import unite
 
 
 def zero(
@@ -20,7 +21,7 @@ def zero(
     *,
     stage: int,
     micro_batches: int = 1,
-    leaf_blocks: bool = False,
+    blocks_per_unit: int | None = None,
     **options: Any,
 ) -> Trainee:
     """``options`` are those of DeepSpeed's ``zero_optimization``.
@@ -28,11 +29,12 @@ def zero(
     The samples of a step are taken in ``micro_batches`` equal parts. DeepSpeed adds their gradients up, in the type of
     its weights, and knows the last of them: what it does on the others is no update and, below stage 2, no reduction.
 
-    With ``leaf_blocks`` stage 3 gathers and releases a block at once; otherwise each layer inside it, for
+    With ``blocks_per_unit`` stage 3 gathers and releases so many blocks at once; otherwise each layer inside them, for
     which the host runs its hooks and its bookkeeping many times as often.
     """
-    if leaf_blocks:
-        deepspeed_engine.load(recipe.device).utils.set_z3_leaf_modules(model, [type(model.blocks[0])])
+    if blocks_per_unit is not None:
+        units = unite(model, blocks_per_unit)
+        deepspeed_engine.load(recipe.device).utils.set_z3_leaf_modules(model, [type(units[0])])
     zero_optimization = {"stage": stage, **options}
     if stage < 3:
         # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.

@@ -1,6 +1,6 @@
 """The tables and goals of docs/detection.md, as Markdown.
 
-    python -m benchmarks.detection [--quick] > docs/detection.md
+python -m benchmarks.detection [--quick] > docs/detection.md
 """
 
 from __future__ import annotations
@@ -178,9 +178,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "*Best* is what no judge with the same error passes by much: it knows the noise, starts all"
         f" {FIRST + MORE} launches every night, and makes as much of them as their tails allow."
     )
-    yield tabulate(
-        list(_goals(calm, quiet, many)), headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe"
-    )
+    yield tabulate(list(_goals(calm, quiet, many)), headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe")
 
 
 def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., int]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from statistics import median
 
 from pytest_trainbench.case import Case
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.metrics import METRICS, Statistical, host_bound
+from pytest_trainbench.metrics import METRICS, Gates, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, compare
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
@@ -21,7 +21,7 @@ ASKED = (3, 5, 10)
 """Launches, of the baseline and of a night, for which it is said what they would see."""
 
 
-def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: Reference | None) -> Row:
+def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: Reference | None, gates: Gates) -> Row:
     """Measure ``case`` as for a baseline, judge fresh launches of it, and then launches of it made slower.
 
     Nothing stored is read or written, but for what the stored baselines of this hardware teach about noise. A row that
@@ -34,6 +34,7 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
             label=label,
             plan=plan,
             reference=reference,
+            gates=gates,
             before=before.record if before else None,
             delay_ms=delay_ms,
         )

@@ -94,9 +94,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     # A quota is part of a container, and a step that fills it may do so every night.
     "quota": Condition(text="the container's CPU quota ran out in {} of its periods", of="host", rule=Lost(margin=0.1)),
-    "cpu_mhz": Condition(
-        text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)
-    ),
+    "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
     # Ranks are held against each other: pytest_trainbench.causes.slow_rank.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
 }

@@ -207,7 +207,5 @@ def _worse(metric: str, row: Sequence[Night]) -> list[float]:
 
 def _floor(metric: str, floor: float | None) -> float:
     gate = METRICS[metric].gate
-    if isinstance(gate, Statistical):
-        return floor if floor is not None else gate.floor
-    assert isinstance(gate, Relative)
-    return gate.limit
+    assert isinstance(gate, (Statistical, Relative))
+    return floor if floor is not None and isinstance(gate, Statistical) else gate.floor

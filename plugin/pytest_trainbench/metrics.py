@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_trainbench.record import Record, Trace
@@ -21,10 +22,10 @@ class Statistical:
 
 @dataclass(frozen=True, kw_only=True)
 class Relative:
-    """Deterministic up to a fraction ``limit`` of the baseline. Where the baseline's own launches differ by more, it is
-    not, and is judged against that noise as a :class:`Statistical` figure is, with ``limit`` for a floor."""
+    """Deterministic up to a fraction ``floor`` of the baseline. Where the baseline's own launches differ by more, it is
+    not, and is judged against that noise as a :class:`Statistical` figure is, with ``floor`` for a floor."""
 
-    limit: float
+    floor: float
     tolerance: float
 
 
@@ -46,6 +47,9 @@ STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
 
 Gate = Statistical | Relative | Exact | Counted
+
+Gates = Mapping[str, Mapping[str, float]]
+"""By metric, fields of its gate that one case has otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +241,7 @@ METRICS: dict[str, Metric] = {
         title="peak allocated memory",
         unit="B",
         higher_is_better=False,
-        gate=Relative(limit=0.005, tolerance=0.05),
+        gate=Relative(floor=0.005, tolerance=0.05),
         read=lambda window: window.peak_bytes("peak_allocated_bytes"),
     ),
     "peak_reserved_bytes": Metric(
@@ -312,3 +316,20 @@ METRICS: dict[str, Metric] = {
         read=lambda window: max(sum(trace.phases_s.get(phase, 0.0) for phase in STARTING) for trace in window.traces),
     ),
 }
+
+
+def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
+    """``asked``, once it is known that it can be had: fractions above 0 for ``floor`` and ``tolerance`` of metrics
+    that are judged by them. Raises ``ValueError`` otherwise."""
+    judged = [name for name, metric in METRICS.items() if isinstance(metric.gate, (Statistical, Relative))]
+    found: dict[str, dict[str, float]] = {}
+    for name, fields in asked.items():
+        if name not in judged:
+            raise ValueError(f"{name!r} has no floor and no tolerance that could be set: only {', '.join(judged)} have")
+        for field, value in fields.items():
+            if field not in ("floor", "tolerance"):
+                raise ValueError(f"a gate has a floor and a tolerance, and no {field!r}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"the {field} of {name} is a fraction above 0, such as 0.05, not {value!r}")
+            found.setdefault(name, {})[field] = float(value)
+    return found

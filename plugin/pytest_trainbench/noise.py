@@ -214,8 +214,7 @@ def _huber(
         limit = CLIP * math.sqrt(variance)
         weights = [[min(1.0, limit / abs(r)) if r else 1.0 for r in each] for each in residuals]
         middles = [
-            sum(map(float.__mul__, weight, values)) / sum(weight)
-            for weight, values in zip(weights, sets, strict=True)
+            sum(map(float.__mul__, weight, values)) / sum(weight) for weight, values in zip(weights, sets, strict=True)
         ]
         residuals = [[value - middle for value in values] for values, middle in zip(sets, middles, strict=True)]
         clipped = sum(min(r * r, limit * limit) for each in residuals for r in each) / CLIPPED

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from pytest_trainbench.detect import find
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.metrics import METRICS, Gates, gates
 from pytest_trainbench.record import Record, dump
 from pytest_trainbench.report import calibration, cost, effects, markdown, terminal, trend
 from pytest_trainbench.report.rows import Row
@@ -278,6 +278,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "mesh(**degrees): device mesh of a case, for example mesh(dp=2, tp=2)")
+    config.addinivalue_line(
+        "markers",
+        "gate(metric, floor=, tolerance=): of one metric of a case, as fractions: a change under floor is no"
+        " regression; where one of tolerance could not have been seen, the row is noisy",
+    )
     try:
         options = settings.read(
             {name: config.getoption(f"trainbench_{name}") for name in settings.OPTIONS},
@@ -412,6 +417,7 @@ def bench(
                 "label": _label(request.node),
                 "plan": plan or Plan(),
                 "reference": None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
+                "gates": _gates(request.node),
             }
             if session.settings.calibrate:
                 row = calibrate(runner, case, **measured)
@@ -432,9 +438,7 @@ def bench(
                 request.node.user_properties.append((name, f"{median(values):.6g}"))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
-        if row.verdict.fails(
-            ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement
-        ):
+        if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             pytest.fail(terminal.failure(row), pytrace=False)
         return record
 
@@ -500,6 +504,18 @@ def is_case(item: pytest.Item) -> bool:
 
 def _label(item: pytest.Item) -> str:
     return item.name.removeprefix("test_")
+
+
+def _gates(item: pytest.Item) -> Gates:
+    """Of all its ``gate`` markers; of two on one metric the nearer one holds."""
+    asked: dict[str, Mapping[str, object]] = {}
+    for marker in item.iter_markers("gate"):
+        if len(marker.args) != 1 or not marker.kwargs:
+            raise ValueError(
+                'the gate marker takes a metric and its limits: @pytest.mark.gate("step_ms", tolerance=0.1)'
+            )
+        asked.setdefault(str(marker.args[0]), marker.kwargs)
+    return gates(asked)
 
 
 def _accept(item: pytest.Item) -> str:

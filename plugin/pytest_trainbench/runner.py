@@ -13,6 +13,7 @@ from functools import cached_property
 from importlib.metadata import version
 from itertools import count, cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pytest_trainbench import baseline
@@ -22,6 +23,7 @@ from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.metrics import Gates
 from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
@@ -33,6 +35,8 @@ UNSETTLED = "it may be slower, and the run had no time left for the launches tha
 
 REFERENCE_STEPS = 12
 """Losses that each launch is held against. Wrong gradients show from the second step on."""
+
+NO_GATES: Gates = MappingProxyType({})
 
 Progress = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 """Opened with the name of what runs; gives a function that is told what it is doing."""
@@ -145,33 +149,41 @@ class Runner:
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
-    def row(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
+    def row(
+        self,
+        case: Case,
+        *,
+        label: str,
+        plan: Plan,
+        reference: Reference | None,
+        accept: str,
+        gates: Gates = NO_GATES,
+    ) -> Row:
         """Measure and judge one case; where another test of this session was of the same case, its row again.
 
         Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
         case whose name and parameters are those of another, with which it would share a baseline. ``accept``: the
         command that stores the row or, where there is another side, compares it alone once more.
         """
-        how = case.builder, plan, reference
+        how = case.builder, plan, reference, gates
         if case.id in self._rows:
             done, row = self._rows[case.id]
             if done != how:
                 raise ValueError(
                     f"{label} and {row.label} would share the baseline of {case.id}, and differ in their builder's"
-                    " module, their plan or their reference: give one of them another name or another version"
+                    " module, their plan, their reference or their gates: give one of them another name or another"
+                    " version"
                 )
             return dataclasses.replace(row, label=label, same_as=row.label)
-        row = self._judged(case, label=label, plan=plan, reference=reference, accept=accept)
+        row = self._judged(case, accept=accept, label=label, plan=plan, reference=reference, gates=gates)
         self._rows[case.id] = how, row
         return row
 
-    def _judged(self, case: Case, *, label: str, plan: Plan, reference: Reference | None, accept: str) -> Row:
+    def _judged(self, case: Case, *, accept: str, label: str, **how: Any) -> Row:
         stored = self._stored(case) if self.before is None else None
         # What is to be stored is measured as it was asked for: more launches only where it looks slow would bias it.
         saves = self.settings.save_baseline
-        measured = self.measure(
-            case, label=label, plan=plan, reference=reference, before=stored, settle=not saves
-        )
+        measured = self.measure(case, label=label, before=stored, settle=not saves, **how)
         record, verdict = measured.record, measured.verdict
         if saves and record.outcome in baseline.KEPT_OUTCOMES:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
@@ -199,11 +211,13 @@ class Runner:
         plan: Plan,
         reference: Reference | None,
         before: Record | None,
+        gates: Gates = NO_GATES,
         settle: bool = True,
         delay_ms: float = 0.0,
     ) -> Measured:
         """Launch ``case`` and judge it against ``before``, or the other side: when the first launches are there, and
-        with ``settle`` again after each of those that a row in doubt gets. ``delay_ms``: see :class:`Job`."""
+        with ``settle`` again after each of those that a row in doubt gets. ``gates``: see :class:`Policy`.
+        ``delay_ms``: see :class:`Job`."""
         how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
         mine, theirs = [], []
         for now, then in self._rounds(case, **how):
@@ -217,7 +231,7 @@ class Runner:
             record = self._record(self.now, case, label=label, launches=mine)
             if self.before is not None:
                 before = self._record(self.before, case, label=label, launches=theirs)
-            verdict = self._verdict(record, before)
+            verdict = self._verdict(record, before, gates)
             if not (settle and verdict.doubtful):
                 break
         else:
@@ -233,7 +247,7 @@ class Runner:
             return ((ran, None) for ran in mine)
         return abba(mine, self._launches(self.before, case, **how))
 
-    def _verdict(self, record: Record, stored: Record | None) -> Verdict:
+    def _verdict(self, record: Record, stored: Record | None, gates: Gates) -> Verdict:
         then = self.now.environment if stored is None else Environment.from_json(stored.environment)
         # One rank may keep several devices busy (nn.DataParallel).
         devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
@@ -243,7 +257,7 @@ class Runner:
             against=self.before.name if self.before else "",
             must_match=mismatches(then, self.now.environment, devices=devices),
             suspects=differences(then, self.now.environment),
-            policy=self.policy,
+            policy=dataclasses.replace(self.policy, gates=gates),
             priors=self.priors,
         )
 

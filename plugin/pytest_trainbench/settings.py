@@ -62,9 +62,7 @@ def price(text: str) -> Price:
     wanted = "an amount above 0 and a currency, for a device and hour, for example 2.5USD"
     if found is None:
         raise ValueError(f"it must be {wanted}")
-    return Price(
-        amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price"
-    )
+    return Price(amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price")
 
 
 def _history(text: str) -> Path | None:

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from pytest_trainbench import causes, environment
 from pytest_trainbench.causes import Cause
-from pytest_trainbench.metrics import METRICS, Counted, Exact, Relative, Statistical, host_bound
+from pytest_trainbench.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned, paired
 from pytest_trainbench.record import Launch, Record, as_stored
 
@@ -72,16 +73,28 @@ class Policy:
 
     error: chance of a false regression that all metrics of a row have together, over all looks. first, last: launches
     at the first look and at the last; in between a row in doubt is looked at after every launch. floor: replaces that
-    of every :class:`Statistical` gate. fail_on_improvement: what fails is confirmed, so improvements are too. left_out:
-    launches that were started and are not judged; each was a look all the same.
+    of every :class:`Statistical` gate. gates: limits of single metrics, which replace both.
+    fail_on_improvement: what fails is confirmed, so improvements are too. left_out: launches that were started and are
+    not judged; each was a look all the same.
     """
 
     error: float = ERROR_MOST
     first: int = 1
     last: int = 1
     floor: float | None = None
+    gates: Gates = field(default_factory=dict)
     fail_on_improvement: bool = False
     left_out: int = 0
+
+    def gate(self, name: str) -> Gate:
+        """Of a metric."""
+        gate = METRICS[name].gate
+        if gate is None:
+            raise ValueError(f"{name} is not judged")
+        if isinstance(gate, Statistical) and self.floor is not None:
+            gate = dataclasses.replace(gate, floor=self.floor)
+        limits: Mapping[str, Any] = self.gates.get(name, {})
+        return dataclasses.replace(gate, **limits)
 
     def share(self, launches: int) -> float:
         """Of a metric's error, what the look at so many launches may use.
@@ -105,7 +118,7 @@ class Change:
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
     have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
     incomparable, or not judged.
-    ``doubtful``: it may be a regression yet, if there were more launches.
+    ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
     """
 
     metric: str
@@ -116,6 +129,7 @@ class Change:
     outcome: str
     interval: tuple[float, float] | None = None
     doubtful: bool = False
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +229,7 @@ def judge(
         reason = f"not every launch has {', '.join(odd)}, so that there are no pairs"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
-    chances = [name for name in judged if _varies(name, baseline.values(name))]
+    chances = [name for name in judged if _varies(policy.gate(name), baseline.values(name))]
     error = min(ERROR_MOST, policy.error / max(1, len(chances)))
     moved = any(name == "machine" for name, _, _ in suspects)
     bound = host_bound(baseline) or host_bound(record)
@@ -223,14 +237,14 @@ def judge(
     def compared(name: str) -> Change:
         before, now = baseline.values(name), record.values(name)
         if name not in chances:
-            return _compare(name, before, now)
+            return _compare(name, before, now, policy=policy)
         machine = HOST_NOISE if bound and name == "step_ms" else MACHINE_NOISE
         prior = priors.get((name, host_bound(baseline)), DEFAULT)
         apart = math.sqrt(2) * machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0
         found = paired(before, now, prior=prior) if against else compare(before, now, prior=prior, apart=apart)
         return weigh(name, found, error=error, policy=policy)
 
-    changes = tuple(_blamed(compared(name), unlike, calm, early=early, floor=policy.floor) for name in judged)
+    changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
@@ -272,15 +286,12 @@ def disturbance(record: Record) -> str:
     return ", ".join(cause.what for cause in found)
 
 
-def _blamed(
-    change: Change, unlike: Sequence[Cause], calm: Sequence[Launch], *, early: bool, floor: float | None
-) -> Change:
+def _blamed(change: Change, unlike: Sequence[Cause], calm: Sequence[Launch], *, early: bool, gate: Gate) -> Change:
     """A slowdown that the conditions account for is the environment's, unless launches that were ``calm`` have it too.
     While it is ``early``, what may be one is in doubt, be it red or lost in the noise that disturbed launches made."""
-    gate = METRICS[change.metric].gate
     if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
         return change
-    if early and -change.change > (gate.floor if floor is None else floor):
+    if early and -change.change > gate.floor:
         return dataclasses.replace(change, outcome="noisy", doubtful=True)
     if change.outcome == "noisy":
         return change
@@ -314,7 +325,8 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
     if isinstance(METRICS[change.metric].gate, Counted):
         return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
     if change.outcome == "noisy":
-        return f"{title}: only a change of {percent(change.sees)} or more could have been seen"
+        wanted = "" if change.tolerance is None else f", not one of {percent(change.tolerance)}"
+        return f"{title}: only a change of {percent(change.sees)} or more could have been seen{wanted}"
     said = f"{title} {movement(change)}"
     if change.outcome == "environment":
         explained = causes.explained(_slowdown(change), change.metric, unlike)
@@ -379,26 +391,24 @@ def learn(baselines: Sequence[Record]) -> dict[tuple[str, bool], Prior]:
     return found
 
 
-def _varies(name: str, before: Sequence[float]) -> bool:
+def _varies(gate: Gate, before: Sequence[float]) -> bool:
     """Whether a metric is judged by the noise of its launches."""
-    match METRICS[name].gate:
+    match gate:
         case Statistical():
             return True
-        case Relative(limit=limit):
+        case Relative(floor=floor):
             # Launches of FairScale's ShardedDataParallel on 4 H200s needed 16.4 to 21.3 GB, as the timing of its
             # reductions has it: a gate of 0.5 % would be red on most nights.
-            return max(before) > (1 + limit) * min(before)
+            return max(before) > (1 + floor) * min(before)
     return False
 
 
 def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Change:
     """A change held against the noise of its launches. All is compared as logarithms, "worse" being above 0."""
     metric = METRICS[name]
-    match metric.gate:
-        case Statistical(floor=floor, tolerance=tolerance):
-            floor = math.log1p(policy.floor if policy.floor is not None else floor)
-        case Relative(limit=limit, tolerance=tolerance):
-            floor = math.log1p(limit)
+    match policy.gate(name):
+        case Statistical(floor=floor, tolerance=tolerance) | Relative(floor=floor, tolerance=tolerance):
+            floor = math.log1p(floor)
         case _:
             raise ValueError(f"{name} is not judged by its noise")
     launches, last = found.launches_now, max(policy.last - policy.left_out, found.launches_now)
@@ -434,32 +444,33 @@ def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Chan
         outcome=outcome,
         interval=(low, high) if metric.higher_is_better else (-high, -low),
         doubtful=doubt,
+        tolerance=tolerance,
     )
 
 
-def _compare(name: str, before: Sequence[float], now: Sequence[float]) -> Change:
+def _compare(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:
     """A change of what does not vary between launches."""
-    metric = METRICS[name]
-    match metric.gate:
-        case Relative(limit=limit):
-            sees = limit
+    metric, gate = METRICS[name], policy.gate(name)
+    match gate:
+        case Relative(floor=floor):
+            sees = floor
         case Exact():
             sees = 0.0
         case Counted():
             sees = 0.0
             before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
-        case _:
-            raise ValueError(f"{name} is not judged")
+        case Statistical():
+            raise ValueError(f"{name} is judged by its noise")
     old, new = statistics.median(before), statistics.median(now)
     grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
     better = grown if metric.higher_is_better else -grown
     outcome = "ok"
-    if isinstance(metric.gate, Counted) and not _agree(before, now):
+    if isinstance(gate, Counted) and not _agree(before, now):
         outcome = "not judged"
     elif not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
         # A step that does less work is not a faster one.
-        outcome = "incomparable" if isinstance(metric.gate, Exact) else outcome
+        outcome = "incomparable" if isinstance(gate, Exact) else outcome
     return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
 
 

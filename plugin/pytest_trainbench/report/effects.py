@@ -88,9 +88,7 @@ def _spell(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _median_change(
-    pairs: Sequence[tuple[Record, Record]], figure: Callable[[Record], float | None]
-) -> str:
+def _median_change(pairs: Sequence[tuple[Record, Record]], figure: Callable[[Record], float | None]) -> str:
     changes = [
         after / before - 1 for one, other in pairs if (before := figure(one)) and (after := figure(other)) is not None
     ]

@@ -61,9 +61,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
-    said += [
-        f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()
-    ]
+    said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()]
     if disturbed := [row for row in rows if row.verdict.causes and OUTCOMES[row.verdict.outcome] != "fails"]:
         who = ", ".join(row.label for row in disturbed)
         said.append(f"the machine was not as for the baseline: {who}: for example {disturbed[0].verdict.causes[0]}")
