@@ -64,6 +64,12 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
             "the container's CPU quota ran out in 100% of its periods, baseline 0%",
             math.inf,
         ),
+        (
+            {"host_speed": [2500.0]},
+            {"host_speed": [5000.0]},
+            "the host sorts 2,500 lists/s, baseline 5,000 lists/s",
+            2.0,
+        ),
         ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),
     ],
 )
@@ -112,7 +118,9 @@ def test_a_product_at_its_power_cap_is_as_it_should_be() -> None:
     assert [cause.what for cause in unlike(capped, {"sm_mhz": [1750.0]})] == ["SM clock 1,600 MHz"]
 
 
-@pytest.mark.parametrize("name", ["sm_mhz", "power_limit_w", "quota", "cpu_mhz", "waiting", "sw_power_cap"])
+@pytest.mark.parametrize(
+    "name", ["sm_mhz", "power_limit_w", "quota", "host_speed", "cpu_mhz", "waiting", "sw_power_cap"]
+)
 def test_what_has_no_normal_value_needs_a_baseline(name: str) -> None:
     assert unlike({name: [1.0]}, {}) == []
 

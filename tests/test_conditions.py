@@ -111,9 +111,10 @@ def test_shares_of_the_host_are_of_all_ranks_together() -> None:
         "other_cores": [0.25],
         "waiting": [pytest.approx(1 - 0.75**2)],
     }
-    more = {**RANK, "periods": 20.0, "throttled": 5.0, "cpu_mhz": 2400.0}
-    found = host([more, {**more, "cpu_mhz": 2500.0}])
+    more = {**RANK, "periods": 20.0, "throttled": 5.0, "cpu_mhz": 2400.0, "sorting_s": 0.0002}
+    found = host([more, {**more, "cpu_mhz": 2500.0, "sorting_s": 0.0004}])
     assert (found["quota"], found["cpu_mhz"]) == ([0.25], [2500.0])
+    assert found["host_speed"] == [pytest.approx(2500)]  # a step waits for the slowest rank
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from datetime import datetime, timedelta
 
 import pytest
-from own_project import STEP, pytest_run, stored
+from own_project import STEP, TEST, pytest_run, stored
 
 import pytest_trainbench
 
@@ -148,6 +148,34 @@ def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: s
     result = pytest_run(project)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*@pytest.mark.mesh(dp=2, tp=2)" if "=" not in mark else "*dpp*"])
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ("tolerance=0.1", '*@pytest.mark.gate("step_ms", tolerance=0.1)'),
+        ('"speed", floor=0.1', "*'speed' has no floor and no tolerance that could be set: only step_ms, *have"),
+    ],
+)
+def test_a_gate_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str, said: str) -> None:
+    project.makepyfile(test_it=TEST.replace("def test", f"import pytest\n@pytest.mark.gate({mark})\ndef test"))
+    result = pytest_run(project)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([said])
+    assert result.stdout.str().count("launch") < 2  # nothing was started for it
+
+
+def test_a_test_has_limits_of_its_own(saved: pytest.Pytester) -> None:
+    """Three times as slow, and said; the nearer of two markers holds."""
+    saved.makepyfile(
+        my_steps=STEP.format(slow=" * 4"),
+        test_it="import pytest\n"
+        + TEST.replace("def test", '@pytest.mark.gate("step_ms", floor=9, tolerance=99)\ndef test')
+        + '\npytestmark = pytest.mark.gate("step_ms", floor=0.01)\n',
+    )
+    result = pytest_run(saved, "--launches", "2", "--confirm", "2")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["mine *−* ok"])
 
 
 def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:

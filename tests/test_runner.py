@@ -158,6 +158,21 @@ def test_what_is_saved_passes_in_ci_too(
     assert not found.verdict.fails(ci=True)
 
 
+def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.ended = FAILURES["timeout"]
+    assert row(made(tmp_path, run_timeout="10000"), case()).verdict.reason == "because"
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 45.0 * (len(machine.jobs) - 1)))
+    machine.step_ms = iter([10.0, 10.0])
+    found = row(made(tmp_path, run_timeout="100", launches="3"), case()).verdict
+    assert (found.outcome, found.reason) == (
+        "timeout",
+        "the run's 100 s (--run-timeout) were used up: because",
+    )
+    assert [round(job.limit_s) for job in machine.jobs[-2:]] == [55, 10]
+
+
 @pytest.mark.parametrize("outcome", ["timeout", "crash"])
 def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine) -> None:
     machine.ended = FAILURES[outcome]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
-from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.metrics import METRICS, gates
 from pytest_trainbench.noise import CLIPPED, Prior, compare
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.verdict import (
@@ -455,10 +455,32 @@ def test_a_case_has_limits_of_its_own() -> None:
     assert judge(now, before, policy=widest).outcome == "ok"
 
 
+@pytest.mark.parametrize(
+    ("metric", "limits", "said"),
+    [
+        (
+            "samples_per_s",
+            {"floor": 0.1},
+            "'samples_per_s' has no floor and no tolerance that could be set: only step_ms, ",
+        ),
+        ("flops_per_step", {"floor": 0.1}, "'flops_per_step' has no floor"),
+        ("step_ms", {"limit": 0.1}, "a gate has a floor and a tolerance, and no 'limit'"),
+        ("step_ms", {"floor": "5%"}, "the floor of step_ms is a fraction above 0, such as 0.05, not '5%'"),
+        ("step_ms", {"tolerance": True}, "the tolerance of step_ms is"),
+        ("step_ms", {"tolerance": math.nan}, "the tolerance of step_ms is"),
+        ("step_ms", {"tolerance": 0}, "the tolerance of step_ms is"),
+    ],
+)
+def test_limits_that_cannot_be_had_are_refused(metric: str, limits: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        gates({metric: limits})
+
+
 def test_the_floor_of_a_case_goes_before_that_of_the_run() -> None:
     before, now = steps(*[100.0] * 5), steps(*[102.0] * 5)
     assert judge(now, before, policy=Policy(floor=0.001)).outcome == "regression"
-    assert judge(now, before, policy=Policy(floor=0.001, gates={"step_ms": {"floor": 0.05, "tolerance": 0.2}})).outcome == "ok"
+    gates = {"step_ms": {"floor": 0.05, "tolerance": 0.2}}
+    assert judge(now, before, policy=Policy(floor=0.001, gates=gates)).outcome == "ok"
 
 
 def test_a_metric_that_the_baseline_did_not_have_is_not_judged() -> None:

@@ -103,7 +103,7 @@ STRATEGIES = {
         function="bench_tests.strategies.fsdp:fsdp2",
         title="AMP + Fully Sharded Data Parallel (torch FSDP2)",
         options={"reshard_after_forward": True, "blocks_per_unit": 4},
-        gates=BESIDE_MESSAGES,
+        gates=HOST_PACED,
     ),
     "zero1": Strategy(
         function="bench_tests.strategies.zero:zero",
@@ -128,7 +128,7 @@ STRATEGIES = {
         gates=HOST_PACED,
         options={
             "stage": 3,
-            "blocks_per_unit": 4,
+            "blocks_per_unit": 1,
             "overlap_comm": True,
             "reduce_bucket_size": 100_000_000,
             "stage3_prefetch_bucket_size": 100_000_000,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -94,6 +95,8 @@ CONDITIONS: dict[str, Condition] = {
     ),
     # A quota is part of a container, and a step that fills it may do so every night.
     "quota": Condition(text="the container's CPU quota ran out in {} of its periods", of="host", rule=Lost(margin=0.1)),
+    # Whatever the kernel does not see: a neighbour on the other half of a core, a lower clock of a virtual one.
+    "host_speed": Condition(text="the host sorts {}", figure="{:,.0f} lists/s", of="host", rule=Rate(margin=0.15)),
     "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
     # Ranks are held against each other: pytest_trainbench.causes.slow_rank.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
@@ -108,6 +111,9 @@ def worst(name: str, values: Sequence[float]) -> float:
 CAPACITY_LEAST_S = 0.4
 """Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
 rank and core may be one off."""
+
+SORTED = random.Random(0).sample(range(1 << 30), 4096)
+SORTS = 50
 
 SAMPLE_EVERY_S = 0.2
 """About ten samples of each device in a window of two seconds."""
@@ -155,6 +161,16 @@ def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
     return {"cpu_mhz": max(found)} if found else {}
 
 
+def sorting_s() -> float:
+    """How long one list takes to sort, over 15 ms or so: always the same work, of the kind that issuing a step is
+    (branches, pointers, memory close by), and none of it torch's."""
+    sorted(SORTED)
+    began = time.perf_counter()
+    for _ in range(SORTS):
+        sorted(SORTED)
+    return (time.perf_counter() - began) / SORTS
+
+
 def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Conditions of the host from what each rank counted, all ranks on one host."""
     found: dict[str, float] = {}
@@ -176,6 +192,8 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
         found["waiting"] = 1 - math.prod(max(0.0, 1 - one["waited_s"] / one["at_s"]) for one in ranks)
     if known("periods", "throttled") and ranks[0]["periods"]:
         found["quota"] = ranks[0]["throttled"] / ranks[0]["periods"]
+    if known("sorting_s"):
+        found["host_speed"] = 1 / max(one["sorting_s"] for one in ranks)
     if known("cpu_mhz"):
         found["cpu_mhz"] = max(one["cpu_mhz"] for one in ranks)
     return {name: [value] for name, value in found.items()}

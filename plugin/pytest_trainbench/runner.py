@@ -341,16 +341,15 @@ class Runner:
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
     def _launch(self, side: Side, name: str, **job: Any) -> Ended:
-        limit_s = min(self.settings.launch_timeout, self._left_s())
+        left_s = self._left_s()
+        limit_s = min(self.settings.launch_timeout, left_s)
+        used_up = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout) were used up"
         if limit_s <= 0:
-            return Ended(
-                outcome="timeout",
-                reason=f"the run's {self.settings.run_timeout:g} s were used up before it",
-            )
+            return Ended(outcome="timeout", reason=f"{used_up} before it")
         self._jobs += 1
         folder = self.folder / f"{self._jobs:03d}"
         with self.progress(name) as tell:
-            return side.launch(
+            ended = side.launch(
                 Job(
                     device_kind=self.hardware.kind,
                     folder=folder,
@@ -362,6 +361,10 @@ class Runner:
                 ),
                 progress=tell,
             )
+        if ended.outcome == "timeout" and limit_s == left_s:
+            # The launch was not slow: it was given what was left.
+            return dataclasses.replace(ended, reason=f"{used_up}: {ended.reason}")
+        return ended
 
 
 def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran, Ran]]:
