@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -41,3 +42,9 @@ def test_the_device_cannot_be_opened_but_its_capability_is_known() -> None:
 def test_without_cuda_there_is_nothing_to_guard() -> None:
     with preload.no_device():
         assert torch.cuda._lazy_init.__name__ == "_lazy_init"
+
+
+def test_what_is_imported_ahead_of_time_is_none_of_the_collectors_business() -> None:
+    """In an interpreter of its own: measuring, in other tests, gives frozen objects back."""
+    told = "import pytest_trainbench.preload, gc; print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "True\n"
