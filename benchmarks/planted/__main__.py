@@ -85,7 +85,7 @@ def slower(now: Record, before: Record) -> str:
     return "" if ratio is None else f"{ratio:+.1%}".replace("-", "−")
 
 
-def page(bench: Bench, nights: int) -> Iterator[str]:
+def page(bench: Bench, *, nights: int, faults: Sequence[str]) -> Iterator[str]:
     stored, before = bench.run("--save-baseline")
     if not stored or set(stored.values()) != {"saved"}:
         sys.exit(f"no baseline to begin with: {stored}")
@@ -93,27 +93,36 @@ def page(bench: Bench, nights: int) -> Iterator[str]:
     environment = some.environment["suspects"]
     yield "# Planted slowdowns"
     yield (
-        f"Made by `python -m benchmarks.planted {' '.join(bench.arguments)}` on {some.hardware}, torch"
-        f" {environment['torch']}: baselines first, {nights} runs in which nothing changed, then one for every fault of"
-        " `benchmarks/planted/faults.py`. *Hit* rows are to be red, *spared* ones are not to be."
+        f"Made by `python -m benchmarks.planted {' '.join(sys.argv[1:])}` on {some.hardware}, torch"
+        f" {environment['torch']}: baselines first, {nights} runs in which nothing changed, then one for each"
+        f" of {len(faults)} faults of `benchmarks/planted/faults.py`. *Hit* rows are to be red, *spared* ones are not"
+        " to be."
     )
-    counted: dict[str, list[str]] = {label: [] for label in stored}
-    launches = 0
+    if nights:
+        yield from unchanged(bench, nights, list(stored))
+    if faults:
+        yield from planted(bench, faults, before)
+
+
+def unchanged(bench: Bench, nights: int, labels: Sequence[str]) -> Iterator[str]:
+    counted: dict[str, list[str]] = {label: [] for label in labels}
     for _ in range(nights):
-        found, records = bench.run()
-        launches += sum(len(record.launches) for record in records.values())
+        found, _ = bench.run()
         for label, outcome in found.items():
             counted[label].append(outcome)
     red = sum(outcome in RED for found in counted.values() for outcome in found)
-    yield f"## {nights} runs with nothing changed: {red} red rows of {nights * len(stored)}"
+    yield f"## {nights} runs with nothing changed: {red} red rows of {nights * len(labels)}"
     lines = [
         {"row": label, "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in Counter(found).items())}
         for label, found in counted.items()
     ]
     yield tabulate(lines, headers="keys", tablefmt="pipe")
+
+
+def planted(bench: Bench, faults: Sequence[str], before: Mapping[str, Record]) -> Iterator[str]:
     yield "## Faults"
     rows = []
-    for fault in FAULTS:
+    for fault in faults:
         found, records = bench.run(fault=fault)
         for label in found:
             hit, spared = label in HIT[fault], label in SPARED.get(fault, ()) or label.startswith("matrix_product")
@@ -138,9 +147,13 @@ def page(bench: Bench, nights: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted", description="real slowdowns, planted")
     parser.add_argument("--nights", type=int, default=10, help="runs with nothing changed (default: 10)")
+    parser.add_argument(
+        "--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="of these only (default: all)"
+    )
     options, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        print("\n\n".join(page(Bench(Path(folder), arguments), options.nights)))
+        for part in page(Bench(Path(folder), arguments), nights=options.nights, faults=options.faults):
+            print(part, flush=True, end="\n\n")
 
 
 if __name__ == "__main__":
