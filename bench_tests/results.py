@@ -10,7 +10,7 @@ import io
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,13 +38,23 @@ VERSIONS = (
     "torchao", "onnxruntime", "torchvision", "timm",
 )  # fmt: skip
 
-NOT_STORED = "not stored yet, or skipped for want of a device or package"
+NOT_STORED = "not stored yet"
+
+ONLY_ASKED = "only asked for its case"
 
 ENOUGH = 4096
 """Devices of the machine that is made believe in: no mesh of the suite needs more."""
 
 
-def page(family: str, records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A row that the suite has: the id of its case or, where the test is skipped before there is one, why."""
+
+    case: str | None = None
+    skipped: str = ""
+
+
+def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
     """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`collected` gives
     them."""
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
@@ -103,31 +113,32 @@ def _row(record: Record) -> dict[str, str]:
     }
 
 
-def _shared(records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+def _shared(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
     """The suite's rows whose result stands under another name, since both are one case; empty where there is none."""
     labels = {record.case.id: record.label for record in records}
-    shared = {row: labels[case] for row, case in rows.items() if case in labels and labels[case] != row}
+    found = {name: labels.get(row.case or "") for name, row in rows.items()}
+    shared = {name: label for name, label in found.items() if label not in (None, name)}
     if not shared:
         return ""
     lines = (f"- `{row}`: `{label}`" for row, label in shared.items())
     return "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n" + "\n".join(lines)
 
 
-def _missing(records: Sequence[Record], rows: Mapping[str, str | None]) -> str:
+def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
     """The suite's rows without a stored result, and why. A row whose case is not known goes by its name."""
     here = max(map(devices, records))
     labels, ids = ({record.label for record in records}, {record.case.id for record in records})
-    absent = [row for row, case in rows.items() if (row not in labels if case is None else case not in ids)]
+    absent = [name for name, row in rows.items() if (name not in labels if row.case is None else row.case not in ids)]
     if not absent:
         return "Every row of the suite has a result."
     reasons: dict[str, dict[str, list[str]]] = {}
     for row in absent:
         needed = _devices(row)
-        why = f"needs {needed} devices" if needed > here else NOT_STORED
+        why = f"needs {needed} devices" if needed > here else rows[row].skipped or NOT_STORED
         test, _, name = row.rstrip("]").partition("[")
         reasons.setdefault(why, {}).setdefault(test, []).append(name)
     lines = [
-        f"- `{test}`, {len(names)} rows, {why}: {', '.join(names)}"
+        f"- `{test}`, {len(names)} row{'s' * (len(names) > 1)} ({why}): {', '.join(names)}"
         for why, tests in sorted(reasons.items())
         for test, names in tests.items()
     ]
@@ -172,7 +183,7 @@ class Listing(Session):
 
     def _note(self, case: Case, *, label: str, **_: object) -> NoReturn:
         self.ids[label] = case.id
-        pytest.skip("only asked for its case")
+        pytest.skip(ONLY_ASKED)
 
 
 class Asking:
@@ -180,7 +191,8 @@ class Asking:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.rows: dict[str, str | None] = {}
+        self.rows: dict[str, Listed] = {}
+        self.skipped: dict[str, str] = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -192,14 +204,20 @@ class Asking:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         listing = session.config.stash[SESSION]
         assert isinstance(listing, Listing)
-        names = (item.name.removeprefix("test_") for item in session.items)
-        self.rows = {name: listing.ids.get(name) for name in names}
+        for item in session.items:
+            name = item.name.removeprefix("test_")
+            self.rows[name] = Listed(case=listing.ids.get(name), skipped=self.skipped.get(item.nodeid, ""))
         return True
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            why = report.longrepr[2].removeprefix("Skipped: ")
+            if why != ONLY_ASKED:
+                self.skipped[report.nodeid] = why
 
-def collected(family: str) -> dict[str, str | None]:
-    """All rows that the suite has for a family of hardware, none of which is needed: the name that reports show, and
-    the id of its case; ``None`` where the test is skipped here, for want of a package.
+
+def collected(family: str) -> dict[str, Listed]:
+    """All rows that the suite has for a family of hardware, none of which is needed, by the name that reports show.
 
     Raises ``RuntimeError`` with pytest's output where a test fails before it measures.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samples import MIB, case, failed, launch, record
 
-from bench_tests.results import page
+from bench_tests.results import Listed, page
 from pytest_trainbench.record import Record
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +32,13 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
         stored("sharding[ddp-dp4]", "dp4", 100.0, 102.0, 98.0),
         record(failed("oom"), label="sharding[big-dp4]", of=case(mesh="dp4", model="other", strategy="big")),
     ]
-    rows = {record.label: record.case.id for record in records}
-    missing = {"three_d[1f1b-tp4-pp4]": "step() @ tp4-pp4", "layer[bert-b2]": "layer() @ dp1", "layer[gpt2-b2]": None}
+    rows = {record.label: Listed(case=record.case.id) for record in records}
+    missing = {
+        "three_d[1f1b-tp4-pp4]": Listed(case="step() @ tp4-pp4"),
+        "layer[bert-b2]": Listed(case="layer() @ dp1"),
+        "layer[gpt2-b2]": Listed(),
+        "layer[ort-b2]": Listed(skipped="it needs what is not installed"),
+    }
     text = page("h200", records, {**rows, **missing})
 
     lines = [line for line in text.splitlines() if line.startswith("| sharding")]
@@ -43,15 +48,16 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
     ]
     assert text.endswith(
         "No result is of more than 4 devices.\n\n"
-        "- `three_d`, 1 rows, needs 16 devices: 1f1b-tp4-pp4\n"
-        "- `layer`, 2 rows, not stored yet, or skipped for want of a device or package: bert-b2, gpt2-b2\n"
+        "- `layer`, 1 row (it needs what is not installed): ort-b2\n"
+        "- `three_d`, 1 row (needs 16 devices): 1f1b-tp4-pp4\n"
+        "- `layer`, 2 rows (not stored yet): bert-b2, gpt2-b2\n"
     )
 
 
 def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
     four = launch(samples_per_s=40.0, devices=4, peak_allocated_bytes=700 * MIB)
     one = record(four, of=case(builder="suite:other_step", mesh="dp1", model="x"), label="other[dp4]")
-    text = page("h200", [one], {"other[dp8]": None})
+    text = page("h200", [one], {"other[dp8]": Listed()})
     assert "| other[dp4] |         4 |" in text
     assert "No result is of more than 4 devices." in text
 
@@ -66,24 +72,25 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
         "h200",
         [one, old, unknown],
         {
-            "sharding[ddp-dp4]": one.case.id,
-            "graph[eager-dp4]": one.case.id,
-            "other[old]": "other(model=y) @ dp1",
-            "other[unknown]": None,
+            "sharding[ddp-dp4]": Listed(case=one.case.id),
+            "graph[eager-dp4]": Listed(case=one.case.id),
+            "other[old]": Listed(case="other(model=y) @ dp1"),
+            "other[unknown]": Listed(),
         },
     )
     assert text.endswith(
         "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n"
         "- `graph[eager-dp4]`: `sharding[ddp-dp4]`\n\n"
         "## Rows without a result\n\nNo result is of more than 4 devices.\n\n"
-        "- `other`, 1 rows, not stored yet, or skipped for want of a device or package: old\n"
+        "- `other`, 1 row (not stored yet): old\n"
     )
 
 
 def test_cases_of_a_device_are_known_without_it() -> None:
     """Two suites that run one configuration are seen to, in the formats of that device and on any number of it."""
-    ask = "import json; from bench_tests.results import collected; print(json.dumps(collected('h200')))"
-    rows = json.loads(said("-c", ask))
+    ask = "import json; from bench_tests.results import collected as c; print(json.dumps(c('h200'), default=vars))"
+    listed = json.loads(said("-c", ask))
+    rows = {name: row["case"] for name, row in listed.items()}
     tf32 = "train_step(micro_batch=16, model=bert-base, precision=tf32, sequence=512, strategy=ddp-fp32) @ dp4"
     assert {rows["graph_optimisation[eager-512-dp4]"], rows["mixed_precision[tf32-dp4]"]} == {tf32}
     assert rows["sharding[ddp-dp4]"].endswith("precision=bf16, sequence=1024, strategy=ddp) @ dp4")
@@ -99,4 +106,4 @@ def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
 
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
-    assert page("h200", [one], {one.label: one.case.id}).endswith("Every row of the suite has a result.\n")
+    assert page("h200", [one], {one.label: Listed(case=one.case.id)}).endswith("Every row of the suite has a result.\n")
