@@ -178,6 +178,7 @@ EVEN = [50.0, 50.2, 49.9, 50.1]
         ("dp2-pp2", [50.0, 50.0, 60.0, 60.0], EVEN, None),
         ("dp2-pp2", [50.0, 50.0, 60.0, 66.0], [50.0, 50.0, 60.0, 60.0], LONGER),
         ("tp4", [50.0, 50.0, 50.0, 66.0], EVEN, None),
+        ("dp2", [0.0, 0.0], [0.0, 0.0], None),  # their step only communicates
     ],
 )
 def test_a_rank_stands_out_among_those_that_do_the_same_work(

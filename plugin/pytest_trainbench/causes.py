@@ -188,6 +188,8 @@ def _slowest(record: Record) -> tuple[int, float | None]:
         if len(ranks) > 1 and max(ranks) < len(compute_ms):
             slow = max(ranks, key=lambda rank: compute_ms[rank])
             others = statistics.median(compute_ms[rank] for rank in ranks if rank != slow)
+            if not others:  # their step only communicates
+                continue
             excess = compute_ms[slow] / others - 1
             if most[1] is None or excess > most[1]:
                 most = slow, excess
