@@ -305,7 +305,9 @@ def _slow_when_calm(change: Change, calm: Sequence[Launch]) -> bool:
     values = [launch.metrics[change.metric] for launch in calm if change.metric in launch.metrics]
     if len(values) < CALM_LEAST:
         return False
-    return abs(math.log(statistics.median(values) / change.before)) > causes.EXPLAINS_LEAST * _slowdown(change)
+    # Towards the change, since launches that are faster than the baseline are not as slow.
+    shared = math.log(statistics.median(values) / change.before) / math.log(change.now / change.before)
+    return shared > causes.EXPLAINS_LEAST
 
 
 def _slowdown(change: Change) -> float:
