@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,17 @@ import pytest
 from samples import case, trace
 
 from pytest_trainbench import conditions, launch
-from pytest_trainbench.conditions import CONDITIONS, REASONS, Watch, clock_mhz, counted, counters, host, worst
+from pytest_trainbench.conditions import (
+    CONDITIONS,
+    REASONS,
+    Watch,
+    clock_mhz,
+    counted,
+    counters,
+    host,
+    sorting_s,
+    worst,
+)
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.worker import Job
 
@@ -115,6 +126,19 @@ def test_shares_of_the_host_are_of_all_ranks_together() -> None:
     found = host([more, {**more, "cpu_mhz": 2500.0, "sorting_s": 0.0004}])
     assert (found["quota"], found["cpu_mhz"]) == ([0.25], [2500.0])
     assert found["host_speed"] == [pytest.approx(2500)]  # a step waits for the slowest rank
+
+
+def test_a_host_is_not_slow_where_a_rank_waits_for_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which hold the interpreter's lock for half of the time or more; here it sleeps as long as it would wait."""
+    alone_s = min(sorting_s() for _ in range(3))
+
+    class Interrupted(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            time.sleep(10 * alone_s)
+            return super().__iter__()
+
+    monkeypatch.setattr(conditions, "SORTED", Interrupted(conditions.SORTED))
+    assert min(sorting_s() for _ in range(3)) < 3 * alone_s
 
 
 @pytest.mark.parametrize(
