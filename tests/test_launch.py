@@ -216,3 +216,28 @@ def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Pat
 def test_the_fork_server_takes_modules_that_are_not_there(tmp_path: Path) -> None:
     launching.start_fork_server("no_such_module torch.distributed.fsdp")
     assert run(tmp_path).outcome == "ok"
+
+
+def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_within_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, whose fork server is its own. The launch after that goes well."""
+    (tmp_path / "hangs_on_import.py").write_text("import time; time.sleep(1000)")
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys; from pathlib import Path\n"
+        f"sys.path.insert(0, {HERE!r})\n"
+        "if __name__ == '__main__':\n"
+        "    from pytest_trainbench import launch\n"
+        "    from test_launch import run\n"
+        "    launch.GRACE_S = 1\n"
+        "    launch.start_fork_server('hangs_on_import')\n"
+        f"    ended = run(Path({str(tmp_path)!r}) / 'a', limit_s=2)\n"
+        "    print(ended.outcome, ended.reason, ended.detail, sep='|')\n"
+        f"    print(run(Path({str(tmp_path)!r}) / 'b').outcome)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("timeout|rank 0, 1 did not finish within 2 s|it was never started: the fork server"), first
+    assert (second.startswith("a module of trainbench_preload"), third) == (True, "ok")

@@ -137,7 +137,7 @@ def counters(root: Path = Path("/")) -> dict[str, float]:
     ``at_s``. Periods of the container's quota, ``periods``, and those in which it ran out, ``throttled``."""
     found = {"at_s": time.perf_counter(), **_cores(root), **_quota(root)}
     with suppress(OSError, ValueError, IndexError):
-        found["own_s"] = sum(_cpu_s(root, pid) for pid in _family(root, os.getpid()))
+        found["own_s"] = sum(_cpu_s(root, pid) for pid in family(root, os.getpid()))
     for path in root.glob("proc/self/task/*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # the thread may have ended
             found[f"waited_s.{path.parent.name}"] = int(path.read_text().split()[1]) / 1e9
@@ -226,13 +226,13 @@ def _cores(root: Path) -> dict[str, float]:
     return {"busy_s": busy * tick_s, "stolen_s": stolen * tick_s, "idle_s": idle * tick_s} if cores else {}
 
 
-def _family(root: Path, pid: int) -> list[int]:
+def family(root: Path, pid: int) -> list[int]:
     """A process and all that descend from it, such as workers that load data."""
     children: list[int] = []
     for path in root.glob(f"proc/{pid}/task/*/children"):
         with suppress(OSError, ValueError):
             children += map(int, path.read_text().split())
-    return [pid, *(one for child in children for one in _family(root, child))]
+    return [pid, *(one for child in children for one in family(root, child))]
 
 
 def _cpu_s(root: Path, pid: int) -> float:

@@ -28,6 +28,11 @@ GRACE_S = 10.0
 
 LOG_LINES = 25
 
+UNBORN = """\
+it was never started: the fork server was not ready and has been killed
+a module of trainbench_preload may hang when it is imported
+"""
+
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
 """Tells the fork server what to import: its only way to know."""
 
@@ -97,6 +102,10 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
     except SignalException as error:
         stopped_by = int(error.sigval)
+    except (EOFError, OSError):
+        # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
+        if not any(_size(job.folder / f"hang-{rank}.txt") for rank in range(job.case.mesh.world_size)):
+            raise
     finally:
         _kill_ranks(job.folder)
     if stopped_by == signal.SIGINT:
@@ -187,6 +196,17 @@ def _kill_ranks(folder: Path) -> None:
             os.killpg(group, signal.SIGKILL)
 
 
+def _kill_fork_server() -> None:
+    """With what it started: for a rank that it has not started yet, the agent waits without a limit, and one that has
+    not said who it is cannot be ended alone. The next launch starts another, which imports nothing ahead of time."""
+    import multiprocessing.forkserver as server
+
+    pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    for one in reversed(conditions.family(Path("/"), pid)) if pid is not None else ():
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGKILL)
+
+
 def _ranks(folder: Path) -> set[int]:
     """Process ids of the ranks, each of which leads a process group of its own."""
     found = set()
@@ -213,7 +233,10 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
                 for rank in range(job.case.mesh.world_size):
                     stacks = job.folder / f"hang-{rank}.txt"
                     if not _size(stacks) and not _size(job.folder / f"trace-{rank}.json"):
-                        stacks.write_text("killed from outside: it did not stop by itself\n")
+                        began = (job.folder / f"pid-{rank}").exists()
+                        stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
+                if len(_ranks(job.folder)) < job.case.mesh.world_size:
+                    _kill_fork_server()
                 _kill_ranks(job.folder)
 
     thread = threading.Thread(target=watch, name="trainbench-watch", daemon=True)
