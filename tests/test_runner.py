@@ -168,9 +168,16 @@ def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
     found = row(made(tmp_path, run_timeout="100", launches="3"), case()).verdict
     assert (found.outcome, found.reason) == (
         "timeout",
-        "the run's 100 s (--run-timeout) were used up: because",
+        "10 s of the run's 100 s (--run-timeout) were left for it: because",
     )
     assert [round(job.limit_s) for job in machine.jobs[-2:]] == [55, 10]
+
+
+def test_a_hang_is_not_put_down_to_a_run_that_has_time_left(tmp_path: Path, machine: Machine) -> None:
+    """Where the run may take less than a launch, each launch is given what is left; a collective waits half of that."""
+    machine.ended = FAILURES["timeout"]
+    said = row(made(tmp_path, run_timeout="100"), case()).verdict.reason
+    assert said == "100 s of the run's 100 s (--run-timeout) were left for it: because"
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "crash"])

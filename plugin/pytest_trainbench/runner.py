@@ -343,9 +343,9 @@ class Runner:
     def _launch(self, side: Side, name: str, **job: Any) -> Ended:
         left_s = self._left_s()
         limit_s = min(self.settings.launch_timeout, left_s)
-        used_up = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout) were used up"
+        total = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout)"
         if limit_s <= 0:
-            return Ended(outcome="timeout", reason=f"{used_up} before it")
+            return Ended(outcome="timeout", reason=f"{total} were used up before it")
         self._jobs += 1
         folder = self.folder / f"{self._jobs:03d}"
         with self.progress(name) as tell:
@@ -362,8 +362,8 @@ class Runner:
                 progress=tell,
             )
         if ended.outcome == "timeout" and limit_s == left_s:
-            # The launch was not slow: it was given what was left.
-            return dataclasses.replace(ended, reason=f"{used_up}: {ended.reason}")
+            # It need not have been slow. Nor need it be the run that had no time: a collective hangs for half of it.
+            return dataclasses.replace(ended, reason=f"{limit_s:.3g} s of {total} were left for it: {ended.reason}")
         return ended
 
 
