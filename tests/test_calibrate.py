@@ -20,10 +20,11 @@ from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
+from pytest_trainbench.metrics import Gates
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.runner import Here, Runner
+from pytest_trainbench.runner import NO_GATES, Here, Runner
 from pytest_trainbench.worker import Job
 
 Step = Callable[[int], float]
@@ -36,6 +37,7 @@ def calibrated(
     step_ms: Step,
     *,
     seen: Callable[[int], dict[str, Any]] = lambda launch: {},
+    gates: Gates = NO_GATES,
 ) -> tuple[Row, list[Job]]:
     """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
     jobs: list[Job] = []
@@ -56,7 +58,7 @@ def calibrated(
         folder=folder / "ranks",
         progress=lambda _: contextlib.nullcontext(lambda _: None),
     )
-    return calibrate(of, case(), label="mine", plan=Plan(), reference=None), jobs
+    return calibrate(of, case(), label="mine", plan=Plan(), reference=None, gates=gates), jobs
 
 
 def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
@@ -72,6 +74,17 @@ def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     assert 0.01 < found.sees[10] < found.sees[5] < found.sees[3] < 0.05
     step = row.verdict.change("step_ms")
     assert step is not None and found.sees[3] == pytest.approx(step.sees), "what three launches on either side saw"
+
+
+def test_what_would_be_seen_is_told_with_the_limits_of_the_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"step_ms": {"floor": 0.04, "tolerance": 0.2}}
+    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), gates=limits)
+    found, step = row.calibration, row.verdict.change("step_ms")
+    assert found is not None and step is not None
+    assert [trial.found for trial in found.trials] == [False, True, True]
+    assert found.sees[3] == pytest.approx(step.sees) and found.sees[10] > 0.04
 
 
 def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

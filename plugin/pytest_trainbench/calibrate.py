@@ -59,7 +59,7 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
         verdict=dataclasses.replace(
             again.verdict, outcome=again.verdict.outcome if red else "calibrated", reason=reason, compared=True
         ),
-        calibration=_calibration(runner, base, again, label=label, red=red, trials=tuple(trials)),
+        calibration=_calibration(runner, base, again, label=label, gates=gates, red=red, trials=tuple(trials)),
     )
 
 
@@ -72,7 +72,7 @@ def _slower(measured: Measured) -> bool:
 
 
 def _calibration(
-    runner: Runner, base: Measured, again: Measured, *, label: str, red: bool, trials: tuple[Trial, ...]
+    runner: Runner, base: Measured, again: Measured, *, label: str, gates: Gates, red: bool, trials: tuple[Trial, ...]
 ) -> Calibration:
     prior = runner.priors.get(("step_ms", host_bound(base.record)), DEFAULT)
     found = compare(base.record.values("step_ms"), again.record.values("step_ms"), prior=prior)
@@ -88,7 +88,7 @@ def _calibration(
             freedom=prior.freedom(2 * launches - 2),
         )
         last = launches + runner.settings.confirm
-        policy = dataclasses.replace(runner.policy, first=launches, last=last)
+        policy = dataclasses.replace(runner.policy, first=launches, last=last, gates=gates)
         return weigh("step_ms", alike, error=min(ERROR_MOST, policy.error / judged), policy=policy).sees
 
     return Calibration(
