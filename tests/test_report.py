@@ -76,8 +76,8 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
     assert terminal.summary(EVERY) == text("""
         case                   samples/s    step ms    peak MiB    TFLOPS    MFU    launches    change    sees  outcome
         -------------------  -----------  ---------  ----------  --------  -----  ----------  --------  ------  -----------
-        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.5%  ok
-        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.5%  regression
+        sharding[ddp-dp4]          39.84     100.40      11,193       410  41.0%           3     −0.4%   ≥1.7%  ok
+        sharding[zero2-dp4]        36.93     108.30      11,300       380  38.0%           3     −8.3%   ≥1.7%  regression
         sharding[new-dp4]          80.00      50.00      11,193       824  82.4%           3                    no-baseline
         sharding[newer-dp4]        72.73      55.00      11,193       749  74.9%           3                    no-baseline
         sharding[big-dp4]                                                                  1                    oom
@@ -96,7 +96,7 @@ def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> 
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
-        sharding[ddp-dp2]     1,234.57     100.50            512    0.0123           3      0.0%   ≥2.6%  ok
+        sharding[ddp-dp2]     1,234.57     100.50            512    0.0123           3      0.0%   ≥3.0%  ok
         """)
 
 
@@ -146,8 +146,9 @@ def test_stale_baselines_are_said_together() -> None:
 
 def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type() -> None:
     assert terminal.failure(REGRESSION) == text("""
-        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.5%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
-          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.5%; 95 % sure: −9.0% … −7.6%): regression
+        regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.7%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
+          judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.7%; 95 % sure: −9.0% … −7.6%): regression
+                    samples/s: 40 → 36.9344 1/s, 7.7% worse (sees ≥ 2.4%; 95 % sure: −8.3% … −7.1%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
                     the same: FLOPs
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
@@ -173,8 +174,9 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
     before = communicating(all_reduce=(4, 20_971_520), broadcast=(2, 1024))
     red = row(communicating(all_reduce=(6, 20_971_528), broadcast=(2, 1024)), before, label="a", accept="pytest")
     assert terminal.failure(red) == text("""
-        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.5%)
-          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.5%; 95 % sure: −0.7% … +0.7%): ok
+        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.7%)
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
                     collectives a step, all ranks: 6 → 8, 2 more: regression
                     bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
@@ -221,9 +223,9 @@ def test_a_row_of_two_sides_says_which_and_how_to_run_it_again() -> None:
         accept="",
     )
     lines = terminal.failure(sides).splitlines()
-    assert lines[4] == "  against   HEAD~1 (0123456789ab), measured in turns with this side"
-    assert lines[5] == "  launches  3 against 3"
-    assert lines[8:10] == [
+    assert lines[5] == "  against   HEAD~1 (0123456789ab), measured in turns with this side"
+    assert lines[6] == "  launches  3 against 3"
+    assert lines[9:11] == [
         "  again     pytest 'test_sharding.py::test_sharding[zero2-dp4]' --against=HEAD~1",
         "  accept    nothing is stored: what is merged is what the next run is compared with",
     ]
@@ -237,7 +239,8 @@ def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str
     other = row(measured(100.0, flops_per_step=flops), label="a", accept="pytest --save-baseline")
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
-          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.5%; 95 % sure: −0.7% … +0.7%): ok
+          judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
                     FLOPs: 1.49012e+13 → {flops:.6g} FLOP, {moved}: incomparable
           launches  3 against 3
@@ -374,7 +377,7 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
         |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
-        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.5% | ok          |
+        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.7% | ok          |
         | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
         | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
         | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |

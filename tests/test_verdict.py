@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from samples import MIB, failed, launch, metric, record, steps
+from samples import MIB, failed, launch, metric, record, steps, trace
 
 from pytest_trainbench.metrics import METRICS, gates
 from pytest_trainbench.noise import CLIPPED, Prior, compare
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
+from pytest_trainbench.reduce import reduce
 from pytest_trainbench.verdict import (
     OUTCOMES,
     Change,
@@ -436,10 +437,32 @@ def test_other_work_is_said_in_a_noisy_row_too() -> None:
 
 
 def test_metrics_without_a_gate_are_not_judged() -> None:
-    found = judge(metric("samples_per_s", [1.0] * 3), metric("samples_per_s", [100.0] * 3))
+    found = judge(metric("tokens_per_s", [1.0] * 3), metric("tokens_per_s", [100.0] * 3))
     assert (found.outcome, [change.metric for change in found.changes]) == ("ok", ["step_ms"])
-    with pytest.raises(ValueError, match="samples_per_s is not judged"):
-        _compare("samples_per_s", [1.0], [1.0], policy=Policy())
+    with pytest.raises(ValueError, match="tokens_per_s is not judged"):
+        _compare("tokens_per_s", [1.0], [1.0], policy=Policy())
+
+
+@pytest.mark.parametrize("pattern", [[100.0, 100.0, 150.0], [100.0, 100.0, 100.0, 200.0]])
+def test_what_slows_fewer_than_half_of_the_steps_is_no_secret_of_the_median(pattern: list[float]) -> None:
+    """A stall every third step, or a reduction every fourth."""
+
+    def ran(times_ms: list[float]) -> Record:
+        traces = [trace(rank, step_ms=times_ms * 10) for rank in range(2)]
+        return record(*[reduce(traces, peak_tflops=None)] * 5)
+
+    found = judge(ran(pattern), ran([100.0] * len(pattern)))
+    assert (found.outcome, [(change.metric, change.outcome) for change in found.changes][:2]) == (
+        "regression",
+        [("step_ms", "ok"), ("samples_per_s", "regression")],
+    )
+    assert (found.reason or "").startswith("samples/s ")
+    both = judge(ran([150.0]), ran([100.0]))
+    assert "samples/s" not in (both.reason or ""), "which follows from the step time"
+    wide = Policy(gates={"step_ms": {"floor": 1.5, "tolerance": 2.0}})
+    assert judge(ran(pattern), ran([100.0] * len(pattern)), policy=wide).outcome == "ok"
+    own = Policy(gates={**wide.gates, "samples_per_s": {"floor": 0.1}})
+    assert judge(ran(pattern), ran([100.0] * len(pattern)), policy=own).outcome == "regression"
 
 
 def test_a_case_has_limits_of_its_own() -> None:
@@ -459,9 +482,9 @@ def test_a_case_has_limits_of_its_own() -> None:
     ("metric", "limits", "said"),
     [
         (
-            "samples_per_s",
+            "tokens_per_s",
             {"floor": 0.1},
-            "'samples_per_s' has no floor and no tolerance that could be set: only step_ms, ",
+            "'tokens_per_s' has no floor and no tolerance that could be set: only step_ms, ",
         ),
         ("flops_per_step", {"floor": 0.1}, "'flops_per_step' has no floor"),
         ("step_ms", {"limit": 0.1}, "a gate has a floor and a tolerance, and no 'limit'"),

@@ -94,6 +94,8 @@ class Policy:
         if isinstance(gate, Statistical) and self.floor is not None:
             gate = dataclasses.replace(gate, floor=self.floor)
         limits: Mapping[str, Any] = self.gates.get(name, {})
+        if name == "samples_per_s" and not limits:  # the same time: no stricter than what is asked of that
+            limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get("step_ms", {}).items()}
         return dataclasses.replace(gate, **limits)
 
     def share(self, launches: int) -> float:
@@ -238,7 +240,7 @@ def judge(
         before, now = baseline.values(name), record.values(name)
         if name not in chances:
             return _compare(name, before, now, policy=policy)
-        machine = HOST_NOISE if bound and name == "step_ms" else MACHINE_NOISE
+        machine = HOST_NOISE if bound and name != "compute_ms" else MACHINE_NOISE
         prior = priors.get((name, host_bound(baseline)), DEFAULT)
         apart = math.sqrt(2) * machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0
         found = paired(before, now, prior=prior) if against else compare(before, now, prior=prior, apart=apart)
@@ -247,6 +249,9 @@ def judge(
     changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
+            told = [change.metric for change in found]
+            if "step_ms" in told and "samples_per_s" in told:  # which follows from it
+                found = [change for change in found if change.metric != "samples_per_s"]
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
             if _only_counts(changes):
                 reason += f"; {_beside(changes[0], unlike)}"  # of step_ms, which comes first
