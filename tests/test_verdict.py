@@ -492,6 +492,8 @@ def test_a_case_has_limits_of_its_own() -> None:
         ("step_ms", {"tolerance": True}, "the tolerance of step_ms is"),
         ("step_ms", {"tolerance": math.nan}, "the tolerance of step_ms is"),
         ("step_ms", {"tolerance": 0}, "the tolerance of step_ms is"),
+        ("step_ms", {"floor": 0.1}, "step_ms with a floor of 0.1 and a tolerance of 0.05 would always be noisy, since"),
+        ("step_ms", {"tolerance": 0.01}, "step_ms with a floor of 0.01 and a tolerance of 0.01 would always be noisy"),
     ],
 )
 def test_limits_that_cannot_be_had_are_refused(metric: str, limits: dict[str, object], said: str) -> None:

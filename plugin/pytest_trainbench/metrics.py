@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -322,7 +323,8 @@ METRICS: dict[str, Metric] = {
 
 def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
     """``asked``, once it is known that it can be had: fractions above 0 for ``floor`` and ``tolerance`` of metrics
-    that are judged by them. Raises ``ValueError`` otherwise."""
+    that are judged by them, the tolerance above the floor, whichever of the two was asked for. Raises ``ValueError``
+    otherwise."""
     judged = [name for name, metric in METRICS.items() if isinstance(metric.gate, (Statistical, Relative))]
     found: dict[str, dict[str, float]] = {}
     for name, fields in asked.items():
@@ -334,4 +336,14 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"the {field} of {name} is a fraction above 0, such as 0.05, not {value!r}")
             found.setdefault(name, {})[field] = float(value)
+    for name, limits in found.items():
+        gate = METRICS[name].gate
+        assert isinstance(gate, (Statistical, Relative))
+        limited = dataclasses.replace(gate, **limits)
+        if limited.floor >= limited.tolerance:
+            both = f"a floor of {limited.floor:g} and a tolerance of {limited.tolerance:g}"
+            raise ValueError(
+                f"{name} with {both} would always be noisy, since nothing under the floor is ever found:"
+                " give a tolerance above the floor"
+            )
     return found
