@@ -539,6 +539,23 @@ def test_a_baseline_of_a_disturbed_machine_says_so_when_it_is_stored_and_when_it
     assert row(made(tmp_path), case()).stale == "it was measured on a disturbed machine"
 
 
+def test_a_baseline_of_a_slower_machine_is_said_for_slower_code_may_hide_behind_it(
+    tmp_path: Path, machine: Machine
+) -> None:
+    for clock_mhz, stale in (
+        (
+            1410.0,
+            "it was measured under worse conditions, which may hide slower code: SM clock 1,410 MHz, now 1,980 MHz",
+        ),
+        (1980.0, ""),
+    ):
+        slower = record(*[launch(100.0, conditions={"sm_mhz": [clock_mhz]})] * 3)
+        save(tmp_path, dataclasses.replace(slower, created=datetime.now(timezone.utc).isoformat(timespec="seconds")))
+        machine.step_ms, machine.devices = iter([100.0] * 3), itertools.repeat({"sm_mhz": [1980.0, 1980.0]})
+        found = row(made(tmp_path, launches="3"), case())
+        assert (found.verdict.outcome, found.stale) == ("ok", stale)
+
+
 def test_ranks_devices_are_named_to_whoever_starts_them(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     of.hardware = dataclasses.replace(HARDWARE, uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))

@@ -28,7 +28,7 @@ from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import Settings
-from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, judge, learn
+from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, judge, learn
 from pytest_trainbench.worker import Job
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
@@ -200,7 +200,7 @@ class Runner:
             row,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
-            stale="" if stored is None or saves else self._stale(stored, verdict),
+            stale="" if stored is None or saves else self._stale(stored, record, verdict),
         )
 
     def measure(
@@ -266,12 +266,14 @@ class Runner:
         """The noise of rows on this hardware, from its baselines as they were before the first row was judged."""
         return learn(baseline.load_all(self.settings.baseline_dir, self.hardware.id))
 
-    def _stale(self, stored: Record, verdict: Verdict) -> str:
+    def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
         if days > self.settings.stale_days:
             return f"it is more than {self.settings.stale_days} days old"
         if disturbance(stored):
             return "it was measured on a disturbed machine"
+        if worse := eased(record, stored):
+            return f"it was measured under worse conditions, which may hide slower code: {worse}"
         return "it is beaten" if verdict.outcome == "improvement" else ""
 
     def _stored(self, case: Case) -> Record | None:

@@ -291,6 +291,16 @@ def disturbance(record: Record) -> str:
     return ", ".join(cause.what for cause in found)
 
 
+def eased(record: Record, baseline: Record) -> str:
+    """What the baseline ran under that was worse than what ``record`` did, so that slower code may hide behind it;
+    empty where there is nothing."""
+    now, before = causes.typical(record.launches), causes.typical(baseline.launches)
+    if not now:
+        return ""
+    found = causes.unlike(before, now, places=causes.places(baseline))
+    return ", ".join(f"{cause.what}, now {cause.usual}" for cause in found)
+
+
 def _blamed(change: Change, unlike: Sequence[Cause], calm: Sequence[Launch], *, early: bool, gate: Gate) -> Change:
     """A slowdown that the conditions account for is the environment's, unless launches that were ``calm`` have it too.
     While it is ``early``, what may be one is in doubt, be it red or lost in the noise that disturbed launches made."""
