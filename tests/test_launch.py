@@ -207,6 +207,24 @@ def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) 
     assert parent.returncode != 0
 
 
+def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[Path] = []
+    monkeypatch.setattr(launching, "GRACE_S", 0.0)
+    monkeypatch.setattr(launching, "_kill_ranks", killed.append)
+    monkeypatch.setattr(launching, "_kill_fork_server", lambda: None)
+    job = Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
+              limit_s=0.2, collective_limit_s=0.1)  # fmt: skip
+
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    with launching._watched(job, gone):
+        until = time.monotonic() + 10
+        while not killed and time.monotonic() < until:
+            time.sleep(0.02)
+    assert tmp_path in killed
+
+
 def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a collective's limit \(9 s\) must be below the launch's \(5 s\)"):
         Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,

@@ -228,13 +228,15 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
             phase = _phase(job.folder, 0)
             if phase != shown:
                 shown = phase
-                progress(phase)
+                with contextlib.suppress(Exception):  # a terminal that is gone must not take the limit along
+                    progress(phase)
             if time.monotonic() > deadline:
                 for rank in range(job.case.mesh.world_size):
                     stacks = job.folder / f"hang-{rank}.txt"
                     if not _size(stacks) and not _size(job.folder / f"trace-{rank}.json"):
                         began = (job.folder / f"pid-{rank}").exists()
-                        stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
+                        with contextlib.suppress(OSError):  # of a full disk, say
+                            stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
                 if len(_ranks(job.folder)) < job.case.mesh.world_size:
                     _kill_fork_server()
                 _kill_ranks(job.folder)
