@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -352,6 +353,18 @@ def test_devices_are_watched_while_rank_0_is_timing(
             time.sleep(0.001)
     assert bool(devices) is seen
     assert all(ours == {17} for ours in sampled)
+
+
+def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it says when the ranks are there already is not taken for what was there before them."""
+    answers = threading.Event()
+    monkeypatch.setattr(launch, "DRIVER_S", 0.01)
+    monkeypatch.setattr(launch, "_watch", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
+    (tmp_path / "progress-0").write_text("timing 20 steps")
+    with launch._sampled(job(tmp_path)) as devices:
+        answers.set()
+        time.sleep(2 * conditions.SAMPLE_EVERY_S)
+    assert devices == {}
 
 
 @pytest.mark.parametrize("replaced", [{"device_uuids": ()}, {"reference_steps": 3}])

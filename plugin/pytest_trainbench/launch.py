@@ -26,6 +26,9 @@ from pytest_trainbench.record import Trace
 GRACE_S = 10.0
 """How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
 
+DRIVER_S = 10.0
+"""How long a launch waits for NVIDIA's driver to say who uses the devices already."""
+
 LOG_LINES = 25
 
 UNBORN = """\
@@ -254,29 +257,36 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
 def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
     """Filled at the end with what NVIDIA's devices ran under while rank 0 was timing; empty without such devices.
 
-    By a thread of its own: a driver that does not answer must not hold up who watches over the limit.
+    All by a thread of its own: a driver that does not answer must hold up no launch. One that has not answered when the
+    ranks start is not asked again, since it would take them for processes that were there before.
     """
     found: dict[str, list[float]] = {}
-    watch = _watch(job)
-    if watch is None:
-        yield found
-        return
-    done = threading.Event()
+    watches: list[conditions.Watch] = []
+    ready, done = threading.Event(), threading.Event()
 
     def sample() -> None:
+        try:
+            watch = _watch(job)
+        finally:
+            ready.set()
+        if watch is None or done.is_set():
+            return
+        watches.append(watch)
         while not done.wait(conditions.SAMPLE_EVERY_S):
             if _phase(job.folder, 0).startswith("timing"):
                 watch.sample(ours=_ranks(job.folder))
 
     thread = threading.Thread(target=sample, name="trainbench-sample", daemon=True)
     thread.start()
+    if not ready.wait(DRIVER_S):
+        done.set()
     try:
         yield found
     finally:
         done.set()
         thread.join(timeout=conditions.SAMPLE_EVERY_S)
-        if not thread.is_alive():
-            found |= watch.conditions()
+        if watches and not thread.is_alive():
+            found |= watches[0].conditions()
 
 
 def _watch(job: worker.Job) -> conditions.Watch | None:
