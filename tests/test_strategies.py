@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 import torch
 from ranks import launched, start
 
-from bench_tests.models import find_model
+from bench_tests.models import MODELS, find_model
 from bench_tests.strategies import STRATEGIES
-from bench_tests.strategies.units import sizes
+from bench_tests.strategies.units import sizes, unite
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
@@ -81,6 +82,21 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
             "all_reduce": (1, 8),
         },
     }
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "hf_Bert-tiny"])
+def test_united_blocks_compute_what_they_did_one_by_one(name: str) -> None:
+    model = replace(MODELS[name], dimensions={**MODELS[name].dimensions, "layers": 6}).build("cpu", sequence=16)
+    batch = [pool[0] for pool in model.draw(2)]
+    before = model(*batch).item()
+    assert [len(unit) for unit in unite(model, 3)] == sizes(6, 3) == [4, 2]
+    assert model(*batch).item() == before
+
+
+@pytest.mark.parametrize("name", ["hf_Bart-tiny", "resnet18-tiny"])
+def test_blocks_that_a_model_does_not_run_from_its_list_are_not_united(name: str) -> None:
+    with pytest.raises(ValueError, match="does not run them from that list"):
+        unite(find_model(name).build("meta"), 3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
