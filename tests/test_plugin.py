@@ -211,6 +211,13 @@ def test_step_times_reach_pytest_benchmark(project: pytest.Pytester) -> None:
     assert entry["name"] == "test_mine" and entry["stats"]["rounds"] >= 20 and 0.004 < entry["stats"]["median"] < 0.5
 
 
+def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project: pytest.Pytester) -> None:
+    project.makepyfile(my_steps=STEP.format(slow="").replace("randn(2, 32,", "randn(2, 10**11,"))
+    result = pytest_run(project, "-W", "error")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*trainbench: 1 oom*"])
+
+
 def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
     result = pytest_run(project, "-p", "no:benchmark", "--launches", "1")
     assert result.ret == 0
