@@ -218,6 +218,20 @@ def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project:
     result.stdout.fnmatch_lines(["*trainbench: 1 oom*"])
 
 
+def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands_once(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    project.makepyfile(my_steps=STEP.format(slow="").replace("model(x)", "model(None)"))
+    result = pytest_run(project, "--junit-xml", "junit.xml")
+    assert result.ret == 1
+    assert sum("Traceback (most recent call last)" in line for line in result.outlines) == 1
+    assert "FAILED test_it.py::test_mine - Failed: crash: mine: rank " in result.stdout.str()
+    failure = ElementTree.parse(project.path / "junit.xml").getroot().find(".//failure")
+    assert failure is not None and "\n" not in failure.attrib["message"]
+    assert "Traceback (most recent call last)" in str(failure.text)
+
+
 def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
     result = pytest_run(project, "-p", "no:benchmark", "--launches", "1")
     assert result.ret == 0

@@ -251,6 +251,8 @@ class Session:
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
+FAILED = pytest.fail.Exception
+
 
 def device_kind(config: pytest.Config) -> str:
     """``cuda``, ``cpu``, …: what the cases of this session are for. Under ``--collect-only`` a named family needs no
@@ -454,6 +456,10 @@ def pytest_runtest_makereport(
     if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
         verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
         item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if is_case(item) and crash is not None and call.excinfo is not None and call.excinfo.errisinstance(FAILED):
+        # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
+        crash.message = crash.message.partition("\n")[0]
     return report
 
 
