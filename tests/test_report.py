@@ -400,6 +400,15 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
     )
 
 
+def test_markdown_of_a_night_in_which_all_crashed_is_small_enough_for_github() -> None:
+    rows = [dataclasses.replace(CRASH, label=f"row[{number}]", detail="x" * 5000) for number in range(400)]
+    report = markdown.report(rows, "header", {})
+    assert len(report.encode()) < 2**20
+    assert report.count("<details") == 98
+    assert "In full in the log and in JUnit's file:" in report
+    assert "- crash: row[399]: rank 1 was killed by SIGSEGV while timing 20 steps\n" in report
+
+
 def test_markdown_of_all_that_is_well_is_the_table_alone() -> None:
     assert markdown.report([OK], "header", {}).count("\n\n") == 2
 
