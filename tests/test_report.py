@@ -85,7 +85,7 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
         sharding[bad-dp4]                    100.00                                        2                    crash
 
         no-baseline: 2 rows: there is no baseline for this case on this hardware; --save-baseline stores one
-        oom: sharding[big-dp4]: rank 0 failed while building the step: no room
+        oom: sharding[big-dp4]: rank 0 failed while building the step: no room; there is no baseline for this case on this hardware; --save-baseline stores one
         skipped: sharding[wide-dp8]: needs 8 devices, has 4
         """)  # noqa: E501
 

@@ -482,10 +482,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours is None or not ours.rows:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
-    calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
-    terminalreporter.section(
-        f"trainbench: {terminal.counts(ours.rows)}", red="fails" in how, yellow="fails" not in how and not calm
+    red = any(
+        row.verdict.fails(ci=ours.settings.ci, on_improvement=ours.settings.fail_on_improvement) for row in ours.rows
     )
+    calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
+    terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", red=red, yellow=not red and not calm)
     terminalreporter.write_line(terminal.summary(ours.rows))
     for line in ours.trend:
         terminalreporter.write_line(line)

@@ -191,9 +191,10 @@ def judge(
             reason = f"this side, {too}: {reason}"
         return Verdict(outcome=record.outcome, reason=reason, suspects=listed)
     if baseline is None:
-        if record.outcome == "oom":
-            return Verdict(outcome="oom", reason=record.reason, compared=False)
         reason = "there is no baseline for this case on this hardware; --save-baseline stores one"
+        if record.outcome == "oom":  # where CI is set this row is red, and not for having run out of memory
+            told = "; ".join(filter(None, (record.reason, reason)))
+            return Verdict(outcome="oom", reason=told, compared=False)
         return Verdict(outcome="no-baseline", reason=reason, compared=False)
     if baseline.outcome in ("invalid", "timeout", "crash"):
         reason = f"nothing to compare with: {theirs}: {baseline.reason}"
