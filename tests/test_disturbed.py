@@ -103,11 +103,10 @@ def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(proje
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "environment: mine: step time *% worse *; the machine, not the code:*other processes used *% of the cores,"
-            " baseline 0%*",
+            "environment: mine: step time *% worse *; the machine*other processes used *% of the cores, baseline 0%*",
             "  judged    step time: *: environment",
             "  machine   other processes used *% of the cores, baseline 0%",
-            "  then      look at the machine, not at the commit, and run this again; nothing is to be accepted",
+            "  then      look at the machine before the commit, and run this again; nothing is to be accepted",
             "*trainbench: 1 environment*",
         ]
     )

@@ -276,7 +276,7 @@ def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> 
                     thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
-          then      look at the machine, not at the commit, and run this again; nothing is to be accepted
+          then      look at the machine before the commit, and run this again; nothing is to be accepted
         """)  # noqa: E501
 
 

@@ -722,6 +722,13 @@ def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() 
     assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
 
 
+def test_conditions_that_explain_a_part_say_how_much() -> None:
+    """A clock at 71 % makes a step 1.4 times as long, and this one takes 1.8 times as long."""
+    found = judge(on(*[(180.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
+    part = "the machine first, which may make it 40.4% longer"
+    assert (found.outcome, found.reason) == ("environment", f"step time 80.0% worse (sees ≥ 1.5%); {part}: {CLOCK}")
+
+
 def test_what_throttles_one_of_two_sides_that_take_turns_is_that_side() -> None:
     found = judge(on(*[(130.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3), against="main")
     assert (found.outcome, found.causes) == ("regression", ())

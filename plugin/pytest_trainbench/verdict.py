@@ -347,8 +347,13 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen{wanted}"
     said = f"{title} {movement(change)}"
     if change.outcome == "environment":
-        explained = causes.explained(_slowdown(change), change.metric, unlike)
-        return f"{said}; the machine, not the code: {', and '.join(map(str, explained))}"
+        slowdown = _slowdown(change)
+        explained = causes.explained(slowdown, change.metric, unlike)
+        # Half of it is enough to blame the machine: what is left may still be the code's.
+        most = max(cause.slows for cause in explained)
+        part = f"the machine first, which may make it {percent(math.expm1(most))} longer"
+        whose = "the machine, not the code" if most >= slowdown else part
+        return f"{said}; {whose}: {', and '.join(map(str, explained))}"
     return said
 
 

@@ -102,7 +102,7 @@ def failure(row: Row) -> str:
     if row.accept:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
-        facts.append(("then", "look at the machine, not at the commit, and run this again; nothing is to be accepted"))
+        facts.append(("then", "look at the machine before the commit, and run this again; nothing is to be accepted"))
     if row.again:
         facts.append(("again", row.again))
         facts.append(("accept", "nothing is stored: what is merged is what the next run is compared with"))
