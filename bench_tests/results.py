@@ -233,10 +233,12 @@ def collected(family: str) -> dict[str, Listed]:
 
 def main(family: str) -> None:
     ids = [row.key for row in accelerators(family)]
-    paths = sorted(path for key in ids for path in (ROOT / "baselines" / key).glob("*.json"))
-    if not paths:
+    stored = {key: paths for key in ids if (paths := sorted((ROOT / "baselines" / key).glob("*.json")))}
+    if not stored:
         sys.exit(f"there are no baselines of {family} under {ROOT / 'baselines'}; known: {', '.join(sorted(TABLE))}")
-    records = [read_record(path) for path in paths]
+    if len(stored) > 1:  # tables have one line a row, which would be that of whichever came last
+        sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(stored)}")
+    records = [read_record(path) for paths in stored.values() for path in paths]
     sys.stdout.write(page(family, records, collected(family)))
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from samples import MIB, case, failed, launch, record
 
+from bench_tests import results
 from bench_tests.results import Listed, page
 from pytest_trainbench.record import Record
 
@@ -107,3 +109,12 @@ def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
     assert page("h200", [one], {one.label: Listed(case=one.case.id)}).endswith("Every row of the suite has a result.\n")
+
+
+def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("h200-sxm-141gb", "h200-nvl-141gb"):
+        (tmp_path / "baselines" / kind).mkdir(parents=True)
+        (tmp_path / "baselines" / kind / "x.json").touch()
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"several kinds of h200, .*: h200-sxm-141gb, h200-nvl-141gb"):
+        results.main("h200")
