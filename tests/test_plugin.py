@@ -218,6 +218,15 @@ def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project:
     result.stdout.fnmatch_lines(["*trainbench: 1 oom*"])
 
 
+def test_under_a_memory_cap_a_cpu_runs_out_of_memory_where_the_step_is_built(project: pytest.Pytester) -> None:
+    """And not before: under so small a cap the threads of the process group could not start."""
+    at_once = "torch.manual_seed(0); torch.ones(10**8)"
+    project.makepyfile(my_steps=STEP.format(slow="").replace("torch.manual_seed(0)", at_once))
+    result = pytest_run(project, "--memory-cap", "0.001GB")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["oom: mine: rank * failed while building the step: RuntimeError: *allocate memory*"])
+
+
 def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands_once(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def main(job_path: str) -> None:
                 rank=rank,
                 kind=failure_kind(error),
                 lost_peer=bool(LOST_PEER.search(str(error))),
-                message=f"{type(error).__name__}: {error}".strip(),
+                message=f"{type(error).__name__}: {error}".rstrip(": "),
                 phase=phases.current,
                 at=time.time(),
                 traceback=text,
@@ -208,8 +208,6 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         torch.set_num_threads(1)
         device = torch.device(job.device_kind, local_rank)
         torch.accelerator.set_device_index(local_rank)
-    if job.case.memory_cap_gb is not None:
-        _cap_memory(device, job.case.memory_cap_gb)
 
     phases("joining the process group")
     dist.init_process_group(
@@ -218,6 +216,9 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
         device_id=None if device.type == "cpu" else device,
     )
     mesh = init_device_mesh(device.type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
+    if job.case.memory_cap_gb is not None:
+        # Not before: on a CPU the process group's threads need some too, and die of too little instead of saying so.
+        _cap_memory(device, job.case.memory_cap_gb)
 
     phases("building the step")
     step = build_step(job.case, mesh)
