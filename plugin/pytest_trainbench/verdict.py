@@ -250,8 +250,7 @@ def judge(
     changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            told = [change.metric for change in found]
-            if "step_ms" in told and "samples_per_s" in told:  # which follows from it
+            if {"step_ms", "samples_per_s"} <= {change.metric for change in found}:  # the one follows from the other
                 found = [change for change in found if change.metric != "samples_per_s"]
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
             if _only_counts(changes):
