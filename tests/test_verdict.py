@@ -501,6 +501,12 @@ def test_limits_that_cannot_be_had_are_refused(metric: str, limits: dict[str, ob
         gates({metric: limits})
 
 
+def test_a_floor_at_the_tolerance_makes_no_row_noisy() -> None:
+    quiet = steps(*[100.0] * 5)
+    assert judge(quiet, quiet, policy=Policy(floor=0.05)).outcome == "ok"
+    assert judge(steps(*[109.0] * 5), quiet, policy=Policy(floor=0.05)).outcome == "regression"
+
+
 def test_the_floor_of_a_case_goes_before_that_of_the_run() -> None:
     before, now = steps(*[100.0] * 5), steps(*[102.0] * 5)
     assert judge(now, before, policy=Policy(floor=0.001)).outcome == "regression"

@@ -73,9 +73,9 @@ class Policy:
 
     error: chance of a false regression that all metrics of a row have together, over all looks. first, last: launches
     at the first look and at the last; in between a row in doubt is looked at after every launch. floor: replaces that
-    of every :class:`Statistical` gate. gates: limits of single metrics, which replace both.
-    fail_on_improvement: what fails is confirmed, so improvements are too. left_out: launches that were started and are
-    not judged; each was a look all the same.
+    of every :class:`Statistical` gate, whose tolerance is twice as much at least. gates: limits of single metrics,
+    which replace both. fail_on_improvement: what fails is confirmed, so improvements are too. left_out: launches that
+    were started and are not judged; each was a look all the same.
     """
 
     error: float = ERROR_MOST
@@ -92,7 +92,8 @@ class Policy:
         if gate is None:
             raise ValueError(f"{name} is not judged")
         if isinstance(gate, Statistical) and self.floor is not None:
-            gate = dataclasses.replace(gate, floor=self.floor)
+            # Nothing under the floor is ever found: with a tolerance there, every row would be noisy.
+            gate = dataclasses.replace(gate, floor=self.floor, tolerance=max(gate.tolerance, 2 * self.floor))
         limits: Mapping[str, Any] = self.gates.get(name, {})
         if name == "samples_per_s" and not limits:  # the same time: no stricter than what is asked of that
             limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get("step_ms", {}).items()}
