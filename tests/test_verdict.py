@@ -854,3 +854,11 @@ def test_not_a_number_is_no_machines_fault() -> None:
     broken = dataclasses.replace(before.launches[0], metrics={"step_ms": 100.0})
     object.__setattr__(broken, "metrics", {"step_ms": math.nan})
     assert judge(dataclasses.replace(now, launches=(broken,) * 3), before).outcome == "regression"
+
+
+@pytest.mark.parametrize(("step", "waits"), [("ok", True), ("regression", False)])
+def test_a_row_that_is_red_by_its_rate_alone_is_told_of_its_step(step: str, waits: bool) -> None:
+    """Where the median step is in doubt still; what follows from it is no reason to stop and call it noisy."""
+    rate = Change(metric="samples_per_s", before=40.0, now=30.0, change=-0.25, sees=0.05, outcome="regression")
+    median = Change(metric="step_ms", before=10.0, now=13.0, change=-0.3, sees=0.1, outcome=step, doubtful=step == "ok")
+    assert Verdict(outcome="regression", changes=(median, rate)).doubtful is waits

@@ -63,6 +63,9 @@ MACHINE_NOISE, HOST_NOISE = 0.005, 0.03
 to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines, and four steps of
 GPT-1.3B that their hosts set the pace of were 2.6 to 5.0 % apart on two."""
 
+RATE = "samples_per_s"
+"""Judged for what the median step does not show, and otherwise a shadow of ``step_ms``."""
+
 Priors = Mapping[tuple[str, bool], Prior]
 """Noise by metric and by whether the row is host-bound."""
 
@@ -95,7 +98,7 @@ class Policy:
             # Nothing under the floor is ever found: with a tolerance there, every row would be noisy.
             gate = dataclasses.replace(gate, floor=self.floor, tolerance=max(gate.tolerance, 2 * self.floor))
         limits: Mapping[str, Any] = self.gates.get(name, {})
-        if name == "samples_per_s" and not limits:  # the same time: no stricter than what is asked of that
+        if name == RATE and not limits:  # the same time: no stricter than what is asked of that
             limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get("step_ms", {}).items()}
         return dataclasses.replace(gate, **limits)
 
@@ -157,8 +160,10 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """Whether another launch may change how the test ends, or tell of a step that does more if it takes longer."""
-        decided = OUTCOMES[self.outcome] == "fails" and not _only_counts(self.changes)
+        """Whether another launch may change how the test ends, or tell of a row that is red for something else if its
+        step takes longer."""
+        beside = _only_counts(self.changes) or [change.metric for change in self.changes if _red(change)] == [RATE]
+        decided = OUTCOMES[self.outcome] == "fails" and not beside
         return not decided and any(change.doubtful for change in self.changes)
 
     def fails(self, *, ci: bool, on_improvement: bool = False) -> bool:
@@ -251,8 +256,8 @@ def judge(
     changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            if {"step_ms", "samples_per_s"} <= {change.metric for change in found}:  # the one follows from the other
-                found = [change for change in found if change.metric != "samples_per_s"]
+            if {"step_ms", RATE} <= {change.metric for change in found}:  # the one follows from the other
+                found = [change for change in found if change.metric != RATE]
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
             if _only_counts(changes):
                 reason += f"; {_beside(changes[0], unlike)}"  # of step_ms, which comes first
@@ -262,9 +267,13 @@ def judge(
     return Verdict(outcome="ok", reason=note, changes=changes, suspects=listed, causes=unlike)
 
 
+def _red(change: Change) -> bool:
+    return change.outcome in ("incomparable", "regression")
+
+
 def _only_counts(changes: Sequence[Change]) -> bool:
     """Whether a row is red for what is counted, and for nothing else."""
-    red = [METRICS[change.metric].gate for change in changes if change.outcome in ("incomparable", "regression")]
+    red = [METRICS[change.metric].gate for change in changes if _red(change)]
     return bool(red) and all(isinstance(gate, Counted) for gate in red)
 
 
