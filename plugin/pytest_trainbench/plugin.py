@@ -155,6 +155,10 @@ class Session:
             kept = dataclasses.replace(record, launches=calm or record.launches)
             self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made))
 
+    def fails(self, row: Row) -> bool:
+        """Whether the row's test does."""
+        return row.verdict.fails(ci=self.settings.ci, on_improvement=self.settings.fail_on_improvement)
+
     @cached_property
     def trend(self) -> list[str]:
         """What the history says of this run, which is part of it from here on."""
@@ -440,7 +444,7 @@ def bench(
                 request.node.user_properties.append((name, f"{median(values):.6g}"))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
-        if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
+        if session.fails(row):
             pytest.fail(terminal.failure(row), pytrace=False)
         return record
 
@@ -482,9 +486,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours is None or not ours.rows:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
-    red = any(
-        row.verdict.fails(ci=ours.settings.ci, on_improvement=ours.settings.fail_on_improvement) for row in ours.rows
-    )
+    red = any(map(ours.fails, ours.rows))
     calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
     terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", red=red, yellow=not red and not calm)
     terminalreporter.write_line(terminal.summary(ours.rows))
