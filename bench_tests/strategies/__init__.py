@@ -128,7 +128,7 @@ STRATEGIES = {
         gates=HOST_PACED,
         options={
             "stage": 3,
-            "blocks_per_unit": 1,
+            "blocks_per_unit": 4,
             "overlap_comm": True,
             "reduce_bucket_size": 100_000_000,
             "stage3_prefetch_bucket_size": 100_000_000,
