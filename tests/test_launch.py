@@ -150,7 +150,7 @@ def test_every_rank_hanging_is_ended_by_the_launch_limit_with_its_stack(tmp_path
         ("frozen", "nothing was learned"),
         ("no gradient sync", "data-parallel replicas differ: ranks 0 and 1 hold other parameters"),
         ("too fast", "of the device's peak is impossible"),
-        ("wrong formula", "(-50.0%): one of them is wrong"),
+        ("wrong formula", "(-50.0%): the step leaves something out, or one of them is wrong"),
     ],
 )
 def test_a_planted_fault_makes_the_launch_invalid(tmp_path: Path, fault: str, reason: str) -> None:

@@ -13,9 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench_tests import training
 from bench_tests.models import Model, find_model
 from bench_tests.strategies import STRATEGIES
-from benchmarks.planted import __main__ as planted
-from benchmarks.planted import faults
+from benchmarks.planted import faults, page, runs
 from pytest_trainbench import Step
+
+ROOT = Path(__file__).parents[1]
 
 
 class Loss(torch.Tensor):
@@ -41,7 +42,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> DeviceMesh:
 
 
 def test_every_fault_has_a_row_to_make_red() -> None:
-    assert set(planted.HIT) == set(faults.FAULTS) and all(planted.HIT.values())
+    assert set(page.HIT) == set(faults.FAULTS) and all(page.HIT.values())
 
 
 def test_a_synchronised_step_reads_its_loss(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,41 @@ def test_outcomes_are_read_from_pytests_own_report(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     junit.write_text(
         '<testsuites><testsuite><testcase name="test_layer[a]"><properties>'
-        '<property name="trainbench_outcome" value="regression"/></properties></testcase>'
+        '<property name="trainbench_outcome" value="regression"/></properties>'
+        '<failure message="regression: layer[a]: step time: +9 %&#10;  baseline">...</failure></testcase>'
         '<testcase name="test_layer[b]"><skipped/></testcase></testsuite></testsuites>'
     )
-    assert planted.outcomes(junit) == {"layer[a]": "regression"}
+    assert runs.outcomes(junit) == {"layer[a]": ("regression", "regression: layer[a]: step time: +9 %")}
+
+
+def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
+    def ran(kind: str, outcome: str, step_ms: float | None, said: str = "") -> runs.Run:
+        row = runs.Row(outcome=outcome, step_ms=step_ms, launches=3, said=said)
+        rows = {"mixed_precision[tf32-dp1]": row}
+        return runs.Run(kind=kind, hardware="h200", machine="a", torch="2.11", commit="c", rows=rows)
+
+    path = tmp_path / "runs.jsonl"
+    for run in (
+        ran("baseline", "saved", 100.0),
+        ran("unchanged", "ok", 100.0),
+        ran("unchanged", "noisy", 101.0),
+        ran("full_precision", "regression", 250.0, "slower"),
+        ran("recomputed", "crash", None, "crashed"),
+        ran("eager_attention", "ok", 102.0),
+    ):
+        runs.write(run, path)
+    printed = "\n\n".join(page.page([runs.read(path)]))
+    assert "## 2 runs with nothing changed: 0 red of 2 rows" in printed and "1 ok, 1 noisy" in printed
+    assert "+150.0%" in printed and "- full_precision: slower\n- recomputed: crashed" in printed
+    assert "1 of 3 are as they should be" in printed, "neither a crash nor an ok is a slowdown found"
+
+    path.write_text(path.read_text().partition("\n")[2])
+    with pytest.raises(ValueError, match=r"does not begin with a run of baselines: python -m "):
+        runs.read(path)
+
+
+def test_the_page_is_of_the_runs_that_are_stored() -> None:
+    stored = [runs.read(path) for path in sorted((ROOT / "benchmarks" / "planted" / "runs").glob("*.jsonl"))]
+    assert (ROOT / "docs" / "planted.md").read_text(encoding="utf-8") == "\n\n".join(page.page(stored)) + "\n", (
+        "it is stale: python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl > docs/planted.md"
+    )

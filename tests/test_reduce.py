@@ -247,10 +247,12 @@ def test_only_ranks_that_differ_in_dp_alone_are_replicas() -> None:
 def test_a_formula_and_a_counter_agree_within_one_percent() -> None:
     assert fault(pair(flops=4e12, flops_counted=2.018e12)) is None
     assert fault(pair(flops=4e12, flops_counted=2.022e12)) == (
-        "the FLOP formula gives 4e+12 a step and the counter 4.044e+12 (+1.1%): one of them is wrong"
+        "the FLOP formula gives 4e+12 a step and the counter 4.044e+12 (+1.1%):"
+        " the step computes something twice, or one of them is wrong"
     )
     assert fault(pair(flops=4e12, flops_counted=0.0)) == (
-        "the FLOP formula gives 4e+12 a step and the counter 0 (-100.0%): one of them is wrong"
+        "the FLOP formula gives 4e+12 a step and the counter 0 (-100.0%):"
+        " the step leaves something out, or one of them is wrong"
     )
 
 

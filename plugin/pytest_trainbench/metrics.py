@@ -186,7 +186,9 @@ METRICS: dict[str, Metric] = {
         title="compute time of the device",
         unit="ms",
         higher_is_better=False,
-        gate=Statistical(floor=0.01, tolerance=0.05),
+        # Of a few profiled steps. The kernels of DDP on two H200s took 27.5 to 28.4 ms in launches whose steps were all
+        # 29.4 to 29.6: with the tolerance of a step, a row of which that is known too well would be noisy.
+        gate=Statistical(floor=0.01, tolerance=0.1),
         # A step that only communicates computes nothing, and nothing cannot be held against its noise.
         read=lambda window: window.part("compute_ms") or None,
     ),

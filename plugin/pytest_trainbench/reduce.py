@@ -170,9 +170,10 @@ def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) 
                 return f"data-parallel replicas differ: {pair} hold other parameters"
     formula, counted = traces[0].flops, counted_flops(traces)
     if formula is not None and counted is not None and abs(counted / formula - 1) > FLOPS_AGREEMENT:
+        what = "computes something twice" if counted > formula else "leaves something out"
         return (
             f"the FLOP formula gives {formula:.4g} a step and the counter {counted:.4g}"
-            f" ({counted / formula - 1:+.1%}): one of them is wrong"
+            f" ({counted / formula - 1:+.1%}): the step {what}, or one of them is wrong"
         )
     if mfu is not None and mfu > 1:
         return f"its {mfu:.0%} of the device's peak is impossible: the step does not do the work it claims"

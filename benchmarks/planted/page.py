@@ -1,0 +1,120 @@
+"""The page docs/planted.md, from runs that were measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from tabulate import tabulate
+
+from benchmarks.planted.faults import FAULTS
+from benchmarks.planted.runs import UNCHANGED, Row, Run
+from pytest_trainbench.verdict import OUTCOMES
+
+HIT: Mapping[str, Sequence[str]] = {
+    "synchronised": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
+    "full_precision": ["mixed_precision[tf32-dp1]"],
+    "small_buckets": ["mixed_precision[bf16-dp2]"],
+    "eager_attention": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
+    "recomputed": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
+}
+"""Rows that a fault is to make red; one that needs more devices than there are is not asked for."""
+
+SPARED: Mapping[str, Sequence[str]] = {
+    "full_precision": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
+    "small_buckets": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]"],
+}
+"""Rows beside the matrix product, which trains nothing, that a fault has nothing to do with."""
+
+RED = {outcome for outcome, ends in OUTCOMES.items() if ends == "fails"}
+
+FOUND = {"regression", "incomparable", "invalid"}
+"""Of these, what says of a slowdown that it is one: the step takes longer, or does other work than it did or should."""
+
+
+def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """Parts of the page. ``series``: of each machine or part of its time, baselines and the runs against them."""
+    runs = [run for one in series for run in one[1:]]
+    nights = [run for run in runs if run.kind == UNCHANGED]
+
+    def every(name: str) -> str:
+        return ", ".join(sorted({getattr(run, name) for one in series for run in one}))
+
+    yield "# Planted slowdowns"
+    yield (
+        f"Measured by `python -m benchmarks.planted run` on {every('hardware')}, machines {every('machine')}, torch"
+        f" {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
+        f" {len(nights)} runs in which nothing changed and {len(runs) - len(nights)} with one fault each of"
+        " `benchmarks/planted/faults.py`. Printed by `python -m benchmarks.planted page`."
+    )
+    if nights:
+        yield from unchanged(nights)
+    if len(runs) > len(nights):
+        yield from planted(series)
+
+
+def unchanged(nights: Sequence[Run]) -> Iterator[str]:
+    counted: dict[str, list[Row]] = {}
+    for run in nights:
+        for label, row in run.rows.items():
+            counted.setdefault(label, []).append(row)
+    red = sum(row.outcome in RED for found in counted.values() for row in found)
+    yield f"## {len(nights)} runs with nothing changed: {red} red of {sum(map(len, counted.values()))} rows"
+    yield tabulate(
+        [
+            {
+                "row": label,
+                "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in outcomes(found)),
+                "launches": sum(row.launches for row in found),
+            }
+            for label, found in sorted(counted.items())
+        ],
+        headers="keys",
+        tablefmt="pipe",
+    )
+
+
+def outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    return Counter(row.outcome for row in rows).most_common()
+
+
+def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
+    yield "## Faults"
+    yield "*Should be* red are the rows that a fault slows down; *not red* those that it has nothing to do with."
+    rows = []
+    for before, *others in series:
+        for run in others:
+            if run.kind == UNCHANGED:
+                continue
+            for label, row in sorted(run.rows.items()):
+                hit = label in HIT[run.kind]
+                spared = label in SPARED.get(run.kind, ()) or label.startswith("matrix_product")
+                right = row.outcome in FOUND if hit else row.outcome not in RED if spared else None
+                rows.append(
+                    {
+                        "fault": run.kind,
+                        "what it does": (FAULTS[run.kind].__doc__ or "").split(":")[0].rstrip("."),
+                        "row": label,
+                        "step time": slower(row, before.rows.get(label)),
+                        "launches": row.launches,
+                        "is": row.outcome,
+                        "should be": "red" if hit else "not red" if spared else "",
+                        "": "" if right is None else "yes" if right else "NO",
+                    }
+                )
+    yield tabulate(rows, headers="keys", tablefmt="pipe")
+    asked = [row for row in rows if row[""]]
+    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be. Red rows said:"
+    yield "\n".join(
+        f"- {run.kind}: {row.said}"
+        for _, *others in series
+        for run in others
+        for row in run.rows.values()
+        if row.outcome in RED
+    )
+
+
+def slower(now: Row, before: Row | None) -> str:
+    if now.step_ms is None or before is None or before.step_ms is None:
+        return ""
+    return f"{now.step_ms / before.step_ms - 1:+.1%}".replace("-", "−")
