@@ -15,7 +15,7 @@ from pytest_trainbench.baseline import Saved
 from pytest_trainbench.record import Record
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.verdict import Verdict, judge
+from pytest_trainbench.verdict import Policy, Verdict, judge
 
 
 def measured(ms: float, **metrics: float) -> Record:
@@ -174,7 +174,7 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
     before = communicating(all_reduce=(4, 20_971_520), broadcast=(2, 1024))
     red = row(communicating(all_reduce=(6, 20_971_528), broadcast=(2, 1024)), before, label="a", accept="pytest")
     assert terminal.failure(red) == text("""
-        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; its time did not change (sees ≥ 1.7%)
+        regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; the step time did not change (sees ≥ 1.7%)
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
                     samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
                     collectives a step, all ranks: 6 → 8, 2 more: regression
@@ -187,6 +187,14 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
                     ecc: not known → True
           accept    pytest
         """)  # noqa: E501
+
+
+def test_what_no_launch_was_left_to_tell_is_in_doubt_and_not_ok() -> None:
+    now, before = measured(185.0, kernels=12.0), measured(100.0, kernels=10.0)
+    verdict = judge(now, before, policy=Policy(first=3, last=10))
+    red = row(now, before, label="a", verdict=verdict)
+    (line,) = (line for line in terminal.failure(red).splitlines() if "step time: " in line)
+    assert line.endswith(": in doubt")
 
 
 def test_a_share_of_a_collective_is_the_same_whether_or_not_it_was_stored() -> None:

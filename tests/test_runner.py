@@ -425,7 +425,10 @@ def test_a_row_in_doubt_that_the_run_has_no_time_for_is_noisy_and_not_ok(
 
 @pytest.mark.parametrize(
     ("left", "launches", "words"),
-    [({}, 5, "step time 10.0% worse"), ({"run_timeout": "100"}, 3, "graph breaks: 0 → 1; its time may be worse too")],
+    [
+        ({}, 5, "step time 10.0% worse"),
+        ({"run_timeout": "100"}, 3, "graph breaks: 0 → 1; the step time may be 10.0% worse"),
+    ],
     ids=["time to tell", "no time left"],
 )
 def test_a_row_that_is_red_by_a_count_is_told_whether_its_step_takes_longer(

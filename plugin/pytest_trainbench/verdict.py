@@ -162,9 +162,10 @@ class Verdict:
     def doubtful(self) -> bool:
         """Whether another launch may change how the test ends, or tell of a row that is red for something else if its
         step takes longer."""
-        beside = _only_counts(self.changes) or [change.metric for change in self.changes if _red(change)] == [RATE]
-        decided = OUTCOMES[self.outcome] == "fails" and not beside
-        return not decided and any(change.doubtful for change in self.changes)
+        if OUTCOMES[self.outcome] != "fails":
+            return any(change.doubtful for change in self.changes)
+        step = self.change("step_ms")
+        return self.outcome == "regression" and step is not None and step.doubtful
 
     def fails(self, *, ci: bool, on_improvement: bool = False) -> bool:
         """``ci``: what was compared with nothing fails too."""
@@ -259,22 +260,13 @@ def judge(
             if {"step_ms", RATE} <= {change.metric for change in found}:  # the one follows from the other
                 found = [change for change in found if change.metric != RATE]
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
-            if _only_counts(changes):
-                reason += f"; {_beside(changes[0], unlike)}"  # of step_ms, which comes first
+            step = changes[0]  # METRICS begins with it, and it is always judged
+            if outcome == "regression" and step not in found:
+                reason += f"; {_beside(step, unlike)}"
             if note is not None:
                 reason += f"; {note}"
             return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed, causes=unlike)
     return Verdict(outcome="ok", reason=note, changes=changes, suspects=listed, causes=unlike)
-
-
-def _red(change: Change) -> bool:
-    return change.outcome in ("incomparable", "regression")
-
-
-def _only_counts(changes: Sequence[Change]) -> bool:
-    """Whether a row is red for what is counted, and for nothing else."""
-    red = [METRICS[change.metric].gate for change in changes if _red(change)]
-    return bool(red) and all(isinstance(gate, Counted) for gate in red)
 
 
 def _undisturbed(
@@ -367,13 +359,14 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
 
 
 def _beside(step: Change, unlike: Sequence[Cause]) -> str:
-    """What is to be said of the time of a step that does more than it did."""
+    """What is to be said of the time of a step where something else is red."""
     if step.outcome in ("noisy", "environment"):
         return describe(step, unlike)
     if step.outcome == "improvement":
-        return f"its time is {movement(step)}"
-    seen = f"sees ≥ {percent(step.sees)}"
-    return f"its time may be worse too ({seen})" if step.doubtful else f"its time did not change ({seen})"
+        return f"the step time is {movement(step)}"
+    if step.doubtful:
+        return f"the step time may be {movement(step)} too"
+    return f"the step time did not change (sees ≥ {percent(step.sees)})"
 
 
 def exactly(value: float) -> str:

@@ -184,7 +184,8 @@ def _spell(change: Change) -> str:
     elif unit == "B":
         before, now, unit = mib(change.before), mib(change.now), "MiB"
     amount = f"{now} {unit}".rstrip()
-    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {change.outcome}"
+    outcome = "in doubt" if change.doubtful and change.outcome == "ok" else change.outcome
+    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {outcome}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
