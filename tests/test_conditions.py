@@ -240,7 +240,7 @@ def test_a_watch_knows_every_condition_of_a_device_by_device() -> None:
         watch.sample(ours={os.getpgid(0)})
     found = watch.conditions()
     assert found == {
-        "sm_mhz": [1980.0, 1840.0],
+        "sm_mhz": [1980.0, 1767.5],
         "memory_mhz": [3201.0, 3201.0],
         "power_limit_w": [700.0, 700.0],
         "hw_thermal": [0.0, 0.5],
@@ -253,7 +253,7 @@ def test_a_watch_knows_every_condition_of_a_device_by_device() -> None:
         "power_w": [698.5, 698.5],
     }
     assert set(found) == {name for name, condition in CONDITIONS.items() if condition.of == "device"}
-    assert [worst(name, found[name]) for name in ("sm_mhz", "hw_thermal")] == [1840.0, 0.5]
+    assert [worst(name, found[name]) for name in ("sm_mhz", "hw_thermal")] == [1767.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -353,6 +353,36 @@ def test_devices_are_watched_while_rank_0_is_timing(
             time.sleep(0.001)
     assert bool(devices) is seen
     assert all(ours == {17} for ours in sampled)
+
+
+def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watching(FakeNvml(), "GPU-a")
+    sampled = []
+
+    def sample(ours: set[int]) -> None:
+        Watch.sample(watch, ours)
+        (tmp_path / "progress-0").write_text("profiling")
+        sampled.append(ours)
+
+    monkeypatch.setattr(conditions, "SAMPLE_EVERY_S", 0.001)
+    monkeypatch.setattr(launch, "_watch", lambda job: watch)
+    monkeypatch.setattr(watch, "sample", sample)
+    (tmp_path / "progress-0").write_text("timing 20 steps")
+    with launch._sampled(job(tmp_path)) as devices:
+        deadline = time.monotonic() + 10.0
+        while time.monotonic() < deadline and not sampled:
+            time.sleep(0.001)
+    assert (len(sampled), devices) == (1, {})
+
+
+def test_processes_are_asked_for_now_and_then() -> None:
+    nvml = FakeNvml()
+    watch = watching(nvml, "GPU-a")
+    nvml.pids = {"GPU-a": [os.getpid(), 1]}
+    for _ in range(conditions.PROCESSES_EVERY + 1):
+        watch.sample(ours={os.getpgid(0)})
+    assert ["other_processes" in one for (one,) in watch.samples] == [True, *[False] * 3, True]
+    assert watch.conditions()["other_processes"] == [1.0]
 
 
 def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

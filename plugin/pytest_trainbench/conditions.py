@@ -59,12 +59,13 @@ class Condition:
 
 
 CONDITIONS: dict[str, Condition] = {
-    # Boost clocks of one H200 move by 1 to 2 % between launches of one step.
+    # Boost clocks of one H200 move by 1 to 2 % between launches of one step. At the power cap they fall from 1,980 to
+    # 1,440 MHz within half a second and come back by a few percent: the mean of many samples is the same each time.
     "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
     "memory_mhz": Condition(text="memory clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
     # A setting: any other value is another one.
     "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=Rate(margin=0.005)),
-    # Of about ten samples in a window one is chance, two are not.
+    # As two of ten samples: one is chance.
     "hw_thermal": Condition(
         text="thermal slowdown by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
     ),
@@ -115,8 +116,11 @@ rank and core may be one off."""
 SORTED = random.Random(0).sample(range(1 << 30), 4096)
 SORTS = 50
 
-SAMPLE_EVERY_S = 0.2
-"""About ten samples of each device in a window of two seconds."""
+SAMPLE_EVERY_S = 0.05
+"""Forty samples of each device in a window of two seconds."""
+
+PROCESSES_EVERY = 4
+"""Samples from one that asks for the processes on a device to the next: they come and go more slowly than clocks do."""
 
 REASONS = {
     "hw_thermal": "nvmlClocksThrottleReasonHwThermalSlowdown",
@@ -287,29 +291,30 @@ class Watch:
 
     def sample(self, ours: Collection[int]) -> None:
         """``ours``: process groups of the ranks."""
-        on = [self._pids(handle) for handle in self.handles]
-        mine = [{pid for pid in pids or () if _group(pid) in ours} for pids in on]
-        # In a container the list may be empty, or of numbers that mean nothing here: then none of ours is in it.
-        told = any(mine)
-        found = []
-        for handle, pids, own, before in zip(self.handles, on, mine, self.before, strict=True):
-            facts = self._facts(handle)
-            if told and pids is not None:
-                facts["other_processes"] = len(pids - own)
-            elif pids and before is not None:
-                facts["other_processes"] = before
-            found.append(facts)
+        found = [self._facts(handle) for handle in self.handles]
+        if len(self.samples) % PROCESSES_EVERY == 0:
+            for facts, others in zip(found, self._others(ours), strict=True):
+                if others is not None:
+                    facts["other_processes"] = others
         self.samples.append(found)
 
+    def _others(self, ours: Collection[int]) -> list[int | None]:
+        """How many processes of others each device has; ``None`` where nothing tells."""
+        on = [self._pids(handle) for handle in self.handles]
+        mine = [{pid for pid in pids or () if _group(pid) in ours} for pids in on]
+        if any(mine):
+            return [None if pids is None else len(pids - own) for pids, own in zip(on, mine, strict=True)]
+        # In a container the list may be empty, or of numbers that mean nothing here: then none of ours is in it.
+        return [before if pids else None for pids, before in zip(on, self.before, strict=True)]
+
     def conditions(self) -> dict[str, list[float]]:
-        """Of all samples: how often for a reason that a clock was held back, the most that others were, otherwise
-        the median."""
+        """Of all samples the mean, which for a reason that a clock was held back is how often; of others the most."""
         found: dict[str, list[float]] = {}
         for name in CONDITIONS:
             by_device = zip(*self.samples, strict=True)
             devices = [[sample[name] for sample in samples if name in sample] for samples in by_device]
             if devices and all(devices):
-                pick = statistics.fmean if name in REASONS else max if name == "other_processes" else statistics.median
+                pick = max if name == "other_processes" else statistics.fmean
                 found[name] = [float(pick(values)) for values in devices]
         return found
 

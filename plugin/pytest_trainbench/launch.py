@@ -264,6 +264,9 @@ def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
     watches: list[conditions.Watch] = []
     ready, done = threading.Event(), threading.Event()
 
+    def timing() -> bool:
+        return _phase(job.folder, 0).startswith("timing")
+
     def sample() -> None:
         try:
             watch = _watch(job)
@@ -273,8 +276,10 @@ def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
             return
         watches.append(watch)
         while not done.wait(conditions.SAMPLE_EVERY_S):
-            if _phase(job.folder, 0).startswith("timing"):
+            if timing():
                 watch.sample(ours=_ranks(job.folder))
+                if not timing():  # it may have been over before its clocks were read
+                    watch.samples.pop()
 
     thread = threading.Thread(target=sample, name="trainbench-sample", daemon=True)
     thread.start()
