@@ -702,7 +702,7 @@ def test_a_change_is_found_by_its_metric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "words"), [(-0.1234, "12.3% worse"), (0.0004, "0.04% better"), (2e-7, "2e-05% better")]
+    ("fraction", "words"), [(-0.1234, "12.3% worse"), (0.0004, "0.04% better"), (2e-7, "under 0.01% better")]
 )
 def test_a_change_is_never_rounded_to_nothing(fraction: float, words: str) -> None:
     change = Change(metric="step_ms", before=1.0, now=1.0, change=fraction, sees=0.01, outcome="regression")

@@ -393,8 +393,10 @@ def movement(change: Change, *, full: bool = False) -> str:
 
 
 def percent(fraction: float) -> str:
-    """One decimal, or as many as it takes to show that a fraction is not 0."""
-    return f"{fraction:.1%}" if round(fraction, 3) or not fraction else f"{fraction * 100:.1g}%"
+    """One decimal, or what shows that a fraction is not 0."""
+    if round(fraction, 3) or not fraction:
+        return f"{fraction:.1%}"
+    return f"{fraction:.2%}" if round(fraction, 4) else "under 0.01%"
 
 
 def fact(value: object) -> str:
