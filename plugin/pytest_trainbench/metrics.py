@@ -112,13 +112,15 @@ class Window:
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
-    repeatable."""
+    repeatable. ``shadows``: a metric that this one follows from, but for what it is judged for: asked for no more than
+    that one is, and not said beside it."""
 
     title: str
     unit: str
     higher_is_better: bool
     gate: Gate | None
     read: Callable[[Window], float | None]
+    shadows: str | None = None
 
 
 def host_bound(record: Record) -> bool:
@@ -174,6 +176,7 @@ METRICS: dict[str, Metric] = {
         # A median does not see what slows fewer than half of the steps. This does, hiccups and all, so it is noisier.
         gate=Statistical(floor=0.02, tolerance=0.25),
         read=lambda window: window.per_s(window.traces[0].samples),
+        shadows="step_ms",
     ),
     "tokens_per_s": Metric(
         title="tokens/s",

@@ -63,9 +63,6 @@ MACHINE_NOISE, HOST_NOISE = 0.005, 0.03
 to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines, and four steps of
 GPT-1.3B that their hosts set the pace of were 2.6 to 5.0 % apart on two."""
 
-RATE = "samples_per_s"
-"""Judged for what the median step does not show, and otherwise a shadow of ``step_ms``."""
-
 Priors = Mapping[tuple[str, bool], Prior]
 """Noise by metric and by whether the row is host-bound."""
 
@@ -91,15 +88,15 @@ class Policy:
 
     def gate(self, name: str) -> Gate:
         """Of a metric."""
-        gate = METRICS[name].gate
+        gate, shadows = METRICS[name].gate, METRICS[name].shadows
         if gate is None:
             raise ValueError(f"{name} is not judged")
         if isinstance(gate, Statistical) and self.floor is not None:
             # Nothing under the floor is ever found: with a tolerance there, every row would be noisy.
             gate = dataclasses.replace(gate, floor=self.floor, tolerance=max(gate.tolerance, 2 * self.floor))
         limits: Mapping[str, Any] = self.gates.get(name, {})
-        if name == RATE and not limits:  # the same time: no stricter than what is asked of that
-            limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get("step_ms", {}).items()}
+        if shadows and not limits:
+            limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get(shadows, {}).items()}
         return dataclasses.replace(gate, **limits)
 
     def share(self, launches: int) -> float:
@@ -257,8 +254,8 @@ def judge(
     changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
         if found := [change for change in changes if change.outcome == outcome]:
-            if {"step_ms", RATE} <= {change.metric for change in found}:  # the one follows from the other
-                found = [change for change in found if change.metric != RATE]
+            seen = {change.metric for change in found}
+            found = [change for change in found if METRICS[change.metric].shadows not in seen]
             reason = "; ".join(describe(change, unlike, theirs) for change in found)
             step = changes[0]  # METRICS begins with it, and it is always judged
             if outcome == "regression" and step not in found:
