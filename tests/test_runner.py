@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -452,6 +453,29 @@ def test_what_is_stored_gets_the_launches_that_were_asked_for_however_slow_it_is
 ) -> None:
     assert nightly(tmp_path, machine, *[110.0] * 10, save_baseline="true").verdict.outcome == "saved"
     assert len(machine.jobs) == 3
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "options", "launches", "reason"),
+    [
+        ([100.0, 100.2, 99.9], {}, 5, None),
+        ([100.0, 104.0, 98.5, 101.0, 102.5], {}, 6, None),
+        ([100.0, 104.0, 98.5, 101.0, 102.5], {"confirm": "0"}, 5, runner.APART),
+        ([100.0, 140.0, 70.0, 120.0, 90.0], {}, 5, runner.APART),
+    ],
+    ids=["agree", "apart", "no more allowed", "hopeless"],
+)
+def test_what_is_stored_gets_more_launches_where_they_let_a_night_see(
+    step_ms: list[float],
+    options: dict[str, str],
+    launches: int,
+    reason: str | None,
+    tmp_path: Path,
+    machine: Machine,
+) -> None:
+    machine.step_ms = cycle(step_ms)
+    found = row(made(tmp_path, save_baseline="true", launches="5", **options), case())
+    assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("saved", reason, launches)
 
 
 def test_an_improvement_is_not_confirmed_unless_it_fails(tmp_path: Path, machine: Machine) -> None:

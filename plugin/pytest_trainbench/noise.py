@@ -122,12 +122,8 @@ class Difference:
 
 def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT, apart: float = 0.0) -> Difference:
     """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN."""
-    sets = [[math.log(value) for value in values] for values in (before, now)]
     own = len(before) + len(now) - 2
-    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=prior.worth + own)
-    if prior.presumed and own:
-        found = max(found, _huber(sets, squares=0.0, freedom=own), key=lambda each: each[1])
-    middles, noise, counted = found
+    middles, noise, counted = _fitted((before, now), prior)
     return Difference(
         before=math.exp(middles[0]),
         now=math.exp(middles[1]),
@@ -137,6 +133,21 @@ def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEF
         launches_now=len(now),
         freedom=prior.freedom(own),
         apart=apart,
+    )
+
+
+def expected(before: Sequence[float], *, stored: int, launches: int, prior: Prior = DEFAULT) -> Difference:
+    """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
+    nothing has changed."""
+    (middle,), noise, _ = _fitted((before,), prior)
+    return Difference(
+        before=math.exp(middle),
+        now=math.exp(middle),
+        noise=noise,
+        counted_before=stored,
+        counted_now=launches,
+        launches_now=launches,
+        freedom=prior.freedom(stored + launches - 2),
     )
 
 
@@ -197,6 +208,16 @@ def quantile(probability: float, freedom: float) -> float:
     from scipy.stats import t
 
     return float(t.ppf(probability, freedom))
+
+
+def _fitted(rows: Sequence[Sequence[float]], prior: Prior) -> tuple[list[float], float, list[float]]:
+    """As :func:`_huber`, of figures and with what is known before."""
+    sets = [[math.log(value) for value in values] for values in rows]
+    own = sum(len(values) - 1 for values in rows)
+    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=prior.worth + own)
+    if prior.presumed and own:
+        found = max(found, _huber(sets, squares=0.0, freedom=own), key=lambda each: each[1])
+    return found
 
 
 def _huber(

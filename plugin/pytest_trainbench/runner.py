@@ -27,11 +27,15 @@ from pytest_trainbench.metrics import Gates
 from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.settings import Settings
-from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, judge, learn
+from pytest_trainbench.settings import LAUNCHES, Settings
+from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
 from pytest_trainbench.worker import Job
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
+
+APART = (
+    "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
+)
 
 REFERENCE_STEPS = 12
 """Losses that each launch is held against. Wrong gradients show from the second step on."""
@@ -181,9 +185,8 @@ class Runner:
 
     def _judged(self, case: Case, *, accept: str, label: str, **how: Any) -> Row:
         stored = self._stored(case) if self.before is None else None
-        # What is to be stored is measured as it was asked for: more launches only where it looks slow would bias it.
         saves = self.settings.save_baseline
-        measured = self.measure(case, label=label, before=stored, settle=not saves, **how)
+        measured = self.measure(case, label=label, before=stored, saves=saves, **how)
         record, verdict = measured.record, measured.verdict
         if saves and record.outcome in baseline.KEPT_OUTCOMES:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
@@ -191,6 +194,8 @@ class Runner:
             reason = record.reason
             if disturbed := disturbance(record):
                 reason = f"stored all the same, though {disturbed}: save it again when that is over"
+            elif record.outcome == "ok" and self._blind(record, len(record.launches), how["gates"]):
+                reason = APART
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
         row = dataclasses.replace(measured, verdict=verdict).row(label)
         if self.before is not None:
@@ -212,12 +217,16 @@ class Runner:
         reference: Reference | None,
         before: Record | None,
         gates: Gates = NO_GATES,
-        settle: bool = True,
+        saves: bool = False,
         delay_ms: float = 0.0,
     ) -> Measured:
         """Launch ``case`` and judge it against ``before``, or the other side: when the first launches are there, and
-        with ``settle`` again after each of those that a row in doubt gets. ``gates``: see :class:`Policy`.
-        ``delay_ms``: see :class:`Job`."""
+        again after each of those that a row in doubt gets.
+
+        One that ``saves`` is to be stored: more launches because it looks slow would bias it, and it gets them only
+        where they are too far apart for any night to see what it should. ``gates``: see :class:`Policy`. ``delay_ms``:
+        see :class:`Job`.
+        """
         how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
         mine, theirs = [], []
         for now, then in self._rounds(case, **how):
@@ -232,13 +241,25 @@ class Runner:
             if self.before is not None:
                 before = self._record(self.before, case, label=label, launches=theirs)
             verdict = self._verdict(record, before, gates)
-            if not (settle and verdict.doubtful):
+            if not (self._helps(record, gates) if saves else verdict.doubtful):
                 break
         else:
             if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
         return Measured(record=record, before=before, verdict=verdict, ended=ended)
+
+    def _helps(self, record: Record, gates: Gates) -> bool:
+        """Whether more launches of what is to be stored would let a night see what it should."""
+        if record.outcome != "ok" or len(record.launches) >= self.policy.last:
+            return False
+        return self._blind(record, len(record.launches), gates) and not self._blind(record, self.policy.last, gates)
+
+    def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
+        """Whether a night would be noisy against ``stored`` launches like these."""
+        policy = dataclasses.replace(self.policy, gates=gates)
+        found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors)
+        return any(change.outcome == "noisy" for change in found)
 
     def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran, Ran | None]]:
         """Launch after launch or, where there is another side, pair after pair."""
@@ -300,7 +321,8 @@ class Runner:
             if number > self.settings.launches and self._left_s() < longest_s:
                 return  # one more would only be cut off
             began = time.monotonic()
-            asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", in doubt"
+            why = ", too far apart" if self.settings.save_baseline else ", in doubt"
+            asked = f"/{self.settings.launches}" if number <= self.settings.launches else why
             ended = self._launch(side, f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome != "ok":

@@ -122,7 +122,8 @@ OPTIONS: dict[str, Option] = {
         metavar="N",
     ),
     "confirm": Option(
-        help="fresh launches at most that a row in doubt gets, one at a time, before it is a regression (default: 7)",
+        help="fresh launches at most that a row gets, one at a time: in doubt before it is a regression, and with"
+        " --save-baseline where the first are too far apart (default: 7)",
         default=7,
         parse=_whole,
         metavar="N",

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_trainbench import causes, environment
 from pytest_trainbench.causes import Cause
 from pytest_trainbench.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
-from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, learned, paired
+from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, expected, learned, paired
 from pytest_trainbench.record import Launch, Record, as_stored
 
 OUTCOMES: dict[str, str] = {
@@ -236,8 +236,7 @@ def judge(
         reason = f"not every launch has {', '.join(odd)}, so that there are no pairs"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
-    chances = [name for name in judged if _varies(policy.gate(name), baseline.values(name))]
-    error = min(ERROR_MOST, policy.error / max(1, len(chances)))
+    chances, error = _chances(baseline, policy)
     moved = any(name == "machine" for name, _, _ in suspects)
     bound = host_bound(baseline) or host_bound(record)
 
@@ -264,6 +263,30 @@ def judge(
                 reason += f"; {note}"
             return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed, causes=unlike)
     return Verdict(outcome="ok", reason=note, changes=changes, suspects=listed, causes=unlike)
+
+
+def foreseen(
+    record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = MappingProxyType({})
+) -> tuple[Change, ...]:
+    """What a night of at least so many ``launches`` will have to say where nothing changes, of each metric that varies,
+    if ``stored`` launches like those of ``record`` are its baseline: ``ok``, or ``noisy``."""
+    bound = host_bound(record)
+    chances, error = _chances(record, policy)
+    night = dataclasses.replace(policy, first=launches, last=launches + policy.last - policy.first)
+
+    def seen(name: str) -> Change:
+        prior = priors.get((name, bound), DEFAULT)
+        found = expected(record.values(name), stored=stored, launches=launches, prior=prior)
+        return weigh(name, found, error=error, policy=night)
+
+    return tuple(map(seen, chances))
+
+
+def _chances(baseline: Record, policy: Policy) -> tuple[list[str], float]:
+    """The metrics of a row that may be red by chance, and the error that each of them has."""
+    judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
+    varying = [name for name in judged if _varies(policy.gate(name), baseline.values(name))]
+    return varying, min(ERROR_MOST, policy.error / max(1, len(varying)))
 
 
 def _undisturbed(
