@@ -160,9 +160,9 @@ def test_acceleration_is_told_where_plain_ddp_ran_on_as_many_devices() -> None:
 
 def test_the_dots_of_the_picture() -> None:
     assert cells(ddp_scaling.points(records())) == [
-        ("model", "micro_batch", "strategy", "devices", "ddp_acc", "acc_ratio"),
-        ("resnet50", 32, "powersgd", 8, 0.5, 1.25),
-        ("resnet50", 32, "local-sgd", 8, 0.5, 1.5),
+        ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio"),
+        ("resnet50", 32, "powersgd", 8, 1, 0.5, 1.25),
+        ("resnet50", 32, "local-sgd", 8, 1, 0.5, 1.5),
     ]
 
 

@@ -106,16 +106,16 @@ def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
 
 def points(records: Sequence[Record]) -> pd.DataFrame:
     """The picture of the published comparison: one dot a model, accelerator and number of devices, with ``ddp_acc`` to
-    the right, ``acc_ratio`` up and ``devices`` as the colour. Columns: model, micro_batch, strategy, devices, ddp_acc,
-    acc_ratio (numbers)."""
+    the right, ``acc_ratio`` up and ``devices`` as the colour. Columns: model, micro_batch, strategy, devices, base
+    (devices that ``ddp_acc`` is against), ddp_acc, acc_ratio (numbers)."""
     import pandas as pd
 
-    columns = ("model", "micro_batch", "strategy", "devices", "ddp_acc", "acc_ratio")
+    columns = ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio")
     dots = []
     for one in series(records):
         for strategy in ACCELERATORS:
             for devices in sorted(one.samples_per_s.get(strategy, {})):
                 right, up = one.ddp_acc(devices), one.acc_ratio(strategy, devices)
                 if right is not None and up is not None:
-                    dots.append((one.model, one.micro_batch, strategy, devices, right, up))
+                    dots.append((one.model, one.micro_batch, strategy, devices, one.base, right, up))
     return pd.DataFrame(dots, columns=columns)

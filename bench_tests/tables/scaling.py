@@ -92,6 +92,21 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
     return shown(lines)
 
 
+def curves(records: Sequence[Record]) -> pd.DataFrame:
+    """Loss after so many samples, of the first launch of every record of a series. Columns: model, scaling, devices,
+    samples, loss (numbers)."""
+    import pandas as pd
+
+    columns = ("model", "scaling", "devices", "samples", "loss")
+    seen = [
+        (series.model, series.scaling, record.case.mesh.world_size, step * _global_batch(record), loss)
+        for series in _series(records)
+        for record in series.records
+        for step, loss in enumerate(record.launches[0].losses)
+    ]
+    return pd.DataFrame(seen, columns=columns)
+
+
 def loss_of_frequencies(vocabulary: int) -> float:
     """Loss of a BERT that knows how often each token occurs and nothing else: the entropy of Zipf's law (see
     :func:`bench_tests.data.token_pool`), and ln 2 for the next sentence."""

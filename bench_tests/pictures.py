@@ -1,0 +1,120 @@
+"""What is better drawn than listed, as one HTML page that needs no network; ``pip install -e ".[pictures]"`` first.
+
+python -m bench_tests.pictures h200 > pictures.html      # of the stored baselines
+python -m bench_tests.pictures results/ > pictures.html  # of a folder that --results wrote
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bench_tests.tables import ddp_scaling, scaling
+from pytest_trainbench.hardware import rows
+from pytest_trainbench.record import Record, read_record
+
+ROOT = Path(__file__).parent.parent
+
+WIDE = 2
+"""Parts of a picture side by side."""
+
+PUBLISHED_ACCELERATION = "published for one closed accelerator: 1.05× to 3×, the more the worse plain DDP scales"
+
+
+def acceleration(records: Sequence[Record]) -> Any | None:
+    """The published picture, once for each faster kind of data parallelism: a dot a model, batch and number of devices.
+    ``None`` where no row has both of its figures."""
+    from plotly import express
+
+    dots = ddp_scaling.points(records)
+    if dots.empty:
+        return None
+    figure = express.scatter(
+        dots.assign(devices=dots.devices.astype(str)),
+        x="ddp_acc",
+        y="acc_ratio",
+        color="devices",
+        category_orders={"devices": list(map(str, sorted({*dots.devices})))},
+        facet_col="strategy",
+        facet_col_wrap=WIDE,
+        hover_name="model",
+        hover_data=["micro_batch", "base"],
+        text="model",
+        title=f"Acceleration of data parallelism<br><sup>{PUBLISHED_ACCELERATION}</sup>",
+        labels={
+            "ddp_acc": "linearity of plain DDP",
+            "acc_ratio": "samples/s ÷ plain DDP",
+            "micro_batch": "batch a device",
+            "base": "linearity against devices",
+        },
+    )
+    figure.update_traces(textposition="top center", textfont_size=9, cliponaxis=False)
+    figure.update_xaxes(tickformat=".0%")
+    figure.add_hline(y=1, line_dash="dot", line_width=1)
+    return _laid_out(figure, parts=dots.strategy.nunique())
+
+
+def losses(records: Sequence[Record]) -> Any | None:
+    """Loss over samples of the scaling suite, a line a number of devices. ``None`` where there is no series."""
+    from plotly import express
+
+    curves = scaling.curves(records)
+    if curves.empty:
+        return None
+    figure = express.line(
+        curves.assign(devices=curves.devices.astype(str), series=curves.model + ", " + curves.scaling),
+        x="samples",
+        y="loss",
+        color="devices",
+        facet_col="series",
+        facet_col_wrap=WIDE,
+        markers=True,
+        title="Loss over samples",
+    )
+    # Models and global batches differ by orders of magnitude.
+    figure.update_xaxes(matches=None, showticklabels=True)
+    figure.update_yaxes(matches=None, showticklabels=True)
+    return _laid_out(figure, parts=curves.groupby(["model", "scaling"]).ngroups)
+
+
+def _laid_out(figure: Any, *, parts: int) -> Any:
+    """High enough for its parts, with ``powersgd`` above one and not ``strategy=powersgd``."""
+    figure.for_each_annotation(lambda title: title.update(text=title.text.rpartition("=")[2]))
+    return figure.update_layout(height=120 + 380 * math.ceil(parts / WIDE))
+
+
+PICTURES: dict[str, Callable[[Sequence[Record]], Any | None]] = {
+    "ddp_scaling, plain on several numbers of devices and a faster kind": acceleration,
+    "scaling on several numbers of devices": losses,
+}
+"""What has to be measured for it -> a picture."""
+
+
+def page(records: Sequence[Record]) -> str:
+    """All pictures that ``records`` fill. Raises ``ValueError`` that says what they lack where they fill none."""
+    figures = [figure for draw in PICTURES.values() if (figure := draw(records)) is not None]
+    if not figures:
+        raise ValueError(f"{len(records)} records fill no picture; one needs {', or '.join(PICTURES)}")
+    parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
+    return '<!doctype html>\n<meta charset="utf-8">\n<title>Training benchmarks</title>\n' + "\n".join(parts) + "\n"
+
+
+def main(where: str) -> None:
+    if find_spec("plotly") is None:
+        sys.exit("pictures need plotly: pip install plotly")
+    folders = [Path(where)] if Path(where).is_dir() else [ROOT / "baselines" / row.key for row in rows(where)]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.json"))]
+    if not paths:
+        sys.exit(f"{where}: no folder with records, and no hardware with baselines")
+    try:
+        sys.stdout.write(page([read_record(path) for path in paths]))
+    except ValueError as error:
+        sys.exit(f"{where}: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
