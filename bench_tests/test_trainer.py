@@ -89,7 +89,7 @@ def test_trainer_eval(
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **evaluation(profile))
 
 
-@pytest.mark.profiles(batch={"smoke": [2], "seed": [8]}, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
+@pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
 @pytest.mark.parametrize("precision", ["full", "fp16"], indirect=True)
 def test_trainer_run(
     bench: Callable[..., object],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from typing import Any
 
-from samples import capped, case, failed, launch, record
+import pytest
+from samples import MIB, capped, case, failed, launch, record
 
-from bench_tests.tables.trainer import beside_published
+from bench_tests import test_trainer
+from bench_tests.tables.trainer import PUBLISHED, beside_published, whole_runs
 from pytest_trainbench.record import Record
 
 SETUP = {"model": "deberta-v3-base", "sequence": 512, "precision": "fp16", "batch": 8}
@@ -16,7 +19,8 @@ SETUP = {"model": "deberta-v3-base", "sequence": 512, "precision": "fp16", "batc
 def of(builder: str, samples_per_s: float, *, mesh: str = "dp1", **params: Any) -> Record:
     size = {"samples": 1024 if builder == "trainer_eval" else 2048} if builder != "trainer_run" else {}
     here = case(builder=f"bench_tests.trainer.steps:{builder}", mesh=mesh, **{**SETUP, **size, **params})
-    one = replace(launch(samples_per_s=samples_per_s), figures={"train_samples_per_s": samples_per_s / 2})
+    figures = {"train_samples_per_s": samples_per_s / 2}
+    one = replace(launch(samples_per_s=samples_per_s, peak_allocated_bytes=700 * MIB), figures=figures)
     return record(one, one, one, of=here)
 
 
@@ -42,17 +46,17 @@ def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_an
     ) == [
         {
             "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "1", "by": "alone",
-            "train": "125.0", "eval": "500.0", "run, from rates": "111.1", "run, logged": "100.0",
+            "train": "125.0", "eval": "500.0", "train MiB": "700", "run, from rates": "111.1", "run, logged": "100.0",
             **published("23.4", "90.5", "35.6", "146.5"),
         },
         {
             "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "4", "by": "DDP",
-            "train": "400.0 (80%)", "eval": "", "run, from rates": "", "run, logged": "",
+            "train": "400.0 (80%)", "eval": "", "train MiB": "700", "run, from rates": "", "run, logged": "",
             **published("19.9 (21%)", "52.7 (15%)", "16.0 (11%)", "35.8 (6%)"),
         },
         {
             "model": "deberta-v3-base", "precision": "fp16", "batch a GPU": "8", "GPUs": "4", "by": "DataParallel",
-            "train": "50.0 (10%)", "eval": "", "run, from rates": "", "run, logged": "",
+            "train": "50.0 (10%)", "eval": "", "train MiB": "700", "run, from rates": "", "run, logged": "",
             **published("19.9 (21%)", "52.7 (15%)", "16.0 (11%)", "35.8 (6%)"),
         },
     ]  # fmt: skip
@@ -63,11 +67,11 @@ def test_another_model_or_format_than_the_published_one_stands_alone() -> None:
     assert rows(of("trainer_eval", 10.0, precision="bf16"), of("trainer_train", 10.0, **tiny)) == [
         {
             "model": "deberta-tiny", "precision": "tf32", "batch a GPU": "2", "GPUs": "1", "by": "alone",
-            "train": "10.0", "eval": "",
+            "train": "10.0", "eval": "", "train MiB": "700",
         },
         {
             "model": "deberta-v3-base", "precision": "bf16", "batch a GPU": "8", "GPUs": "1", "by": "alone",
-            "train": "", "eval": "10.0",
+            "train": "", "eval": "10.0", "train MiB": "",
         },
     ]  # fmt: skip
 
@@ -80,3 +84,50 @@ def test_a_training_that_reports_is_a_row_of_its_own() -> None:
 def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
     broken = record(failed("oom"), of=of("trainer_train", 1.0).case)
     assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None
+
+
+def logged(mesh: str, *factors: float, **params: Any) -> Record:
+    """A run that one launch logged as it should be, and the others so many times as fast."""
+    launches = [
+        replace(
+            launch(samples_per_s=1.0),
+            figures={
+                "train_runtime_s": 100.0 / factor,
+                "train_samples_per_s": 40.96 * factor,
+                "train_steps_per_s": 1.28 * factor,
+                "eval_runtime_s": 10.24 / factor,
+                "eval_samples_per_s": 100.0 * factor,
+                "eval_steps_per_s": 12.5 * factor,
+            },
+        )
+        for factor in (1.0, *factors)
+    ]
+    return record(*launches, of=case(builder="bench_tests.trainer.steps:trainer_run", mesh=mesh, **{**SETUP, **params}))
+
+
+def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_its_setup() -> None:
+    table = whole_runs([logged("dp2", 0.5, 2.0), logged("dp1", batch=16, precision="tf32")])
+    assert table is not None
+    names = ("precision", "batch a GPU", "GPUs", "by", "where")
+    figures = ("train s", "train samples/s", "train steps/s", "eval s", "eval samples/s", "eval steps/s")
+    assert list(table[[*names, *figures]].itertuples(index=False, name=None)) == [
+        ("tf32", "16", "1", "alone", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"),
+        ("tf32", "16", "1", "alone", "A100, published", "277.66", "14.8", "0.230", "18.66", "54.9", "3.430"),
+        ("fp16", "8", "2", "DDP", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"),
+        ("fp16", "8", "2", "DataParallel", "V100, published", "226.84", "18.1", "0.282", "16.82", "60.9", "3.806"),
+        ("fp16", "8", "2", "DataParallel", "A100, published", "262.77", "15.6", "0.244", "24.28", "42.2", "2.636"),
+    ]
+
+
+def test_a_run_of_another_model_has_no_published_one_and_other_steps_are_no_runs() -> None:
+    table = whole_runs([logged("dp1", model="deberta-tiny", batch=8), of("trainer_train", 1.0)])
+    assert table is not None and list(table["where"]) == ["here"]
+    assert whole_runs([of("trainer_train", 1.0), record(failed("oom"), of=logged("dp1").case)]) is None
+
+
+@pytest.mark.parametrize("test", ["test_trainer_train", "test_trainer_eval", "test_trainer_run"])
+def test_every_published_batch_is_run_as_published(test: str) -> None:
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        published = {int(row["per_device_batch"]) for row in csv.DictReader(file)}
+    (profiles,) = (mark for mark in getattr(test_trainer, test).pytestmark if mark.name == "profiles")
+    assert set(profiles.kwargs["batch"]["seed"]["published"]) == published

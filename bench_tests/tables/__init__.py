@@ -25,6 +25,7 @@ TABLES: dict[str, str] = {
     "Trainer: samples/s, and scaling against one GPU, beside the published runs": (
         "bench_tests.tables.trainer:beside_published"
     ),
+    "Whole runs of Trainer, as it logs them, beside the published ones": "bench_tests.tables.trainer:whole_runs",
     "Scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
     "Acceleration: samples/s ÷ those of plain DDP on the same mesh": "bench_tests.tables.ddp_scaling:acceleration",
 }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench_tests.tables.cells import built_by, samples_per_s, shown, went_well
+from bench_tests.tables.cells import built_by, peak_mib, samples_per_s, shown, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -23,6 +23,16 @@ PUBLISHED_AMP = {"fp32": "false", "tf32": "false", "fp16": "true"}
 
 PUBLISHED_USE = "published (DataParallel)"
 """How the published runs used several GPUs, by all marks: see docs/trainer.md."""
+
+LOGGED = {
+    "train s": ("train_runtime_s", ",.2f"),
+    "train samples/s": ("train_samples_per_s", ",.1f"),
+    "train steps/s": ("train_steps_per_s", ".3f"),
+    "eval s": ("eval_runtime_s", ",.2f"),
+    "eval samples/s": ("eval_samples_per_s", ",.1f"),
+    "eval steps/s": ("eval_steps_per_s", ".3f"),
+}
+"""Column -> what a figure of a whole run and a column of the published ones are both called, and how it is spelled."""
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 EPOCHS = 2
@@ -40,76 +50,125 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Samples/s of several cases that share a setup, by number of GPUs and way of using them, and how many samples the
-    two data sets have."""
+    """Samples/s of several cases that share a setup, by number of GPUs and way of using them, how many samples the two
+    data sets have, and peak MiB of training."""
 
     train: dict[tuple[int, str], float]
     evaluate: dict[tuple[int, str], float]
     run: dict[tuple[int, str], float]
     samples: dict[str, int]
+    memory: dict[tuple[int, str], str]
 
 
 def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
     """A row for each setup and number of GPUs; ``None`` without a record of ``Trainer``.
 
-    *train* and *eval* are steady rates. The published training rates are those of a whole run of two epochs, in whose
-    time ``Trainer`` counts the evaluations: beside them stand *run, from rates*, the same made of our two rates, and
-    *run, logged*, what ``Trainer`` logged of such a run. On several GPUs the published runs are ``nn.DataParallel``'s,
-    beside whatever ours are. In brackets: the rate of a GPU as a fraction of that of one GPU alone, with the same batch
-    and format.
+    *train* and *eval* are steady rates, *train MiB* the peak memory of the first. The published training rates are
+    those of a whole run of two epochs, in whose time ``Trainer`` counts the evaluations: beside them stand *run, from
+    rates*, the same made of our two rates, and *run, logged*, what ``Trainer`` logged of such a run. On several GPUs
+    the published runs are ``nn.DataParallel``'s, beside whatever ours are. In brackets: the rate of a GPU as a fraction
+    of that of one GPU alone, with the same batch and format.
     """
     found: dict[Setup, Rates] = {}
     for record in went_well(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
         _add(record, found)
     rows = []
-    for setup in sorted(found, key=lambda one: (one.model, one.sequence, PRECISIONS.index(one.precision), one.batch)):
+    for setup in sorted(found, key=_order):
         rates = found[setup]
         for use in sorted({*rates.train, *rates.evaluate, *rates.run}):
             rows.append(_row(setup, rates, use))
     return shown(rows)
 
 
-def _add(record: Record, found: dict[Setup, Rates]) -> None:
-    builder, params = record.case.builder.rpartition(":")[2], record.case.params
+def whole_runs(records: Sequence[Record]) -> pd.DataFrame | None:
+    """What ``Trainer`` logs of a whole run, evaluations counted into the time of the training; a row for each run, and
+    below it the published ones of the same model, batch, format and number of GPUs. Medians over launches; the
+    evaluation is the last. ``None`` without a run."""
+    found = [(*_setup(record), record) for record in went_well(built_by(records, "trainer_run"))]
+    rows = []
+    for setup, use, record in sorted(found, key=lambda run: (_order(run[0]), run[1])):
+        logged = {column: median(one.figures[name] for one in record.launches) for column, (name, _) in LOGGED.items()}
+        rows.append(_run_row(setup, use, "here", logged))
+        if setup.model == PUBLISHED_MODEL:
+            known = [run for run in _published() if (int(run["gpus"]), _as_here(run)) == (use[0], _alike(setup))]
+            for run in known:
+                logged = {column: float(run[name]) for column, (name, _) in LOGGED.items()}
+                rows.append(_run_row(setup, (use[0], "DataParallel"), f"{run['device']}, published", logged))
+    return shown(rows)
+
+
+def _run_row(setup: Setup, use: tuple[int, str], where: str, logged: Mapping[str, float]) -> dict[str, str]:
+    figures = {column: format(logged[column], spelled) for column, (_, spelled) in LOGGED.items()}
+    return {**_head(setup, use), "where": where, **figures}
+
+
+def _setup(record: Record) -> tuple[Setup, tuple[int, str]]:
+    """And the number of GPUs and how they are used."""
+    params = record.case.params
     setup = Setup(**{name: params[name] for name in ("model", "sequence", "precision", "batch")})
-    rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}))
     devices = params.get("devices", 1)
-    use = devices * record.case.mesh.world_size, "DataParallel" if devices > 1 else "DDP"
+    by = "DataParallel" if devices > 1 else "DDP"
     if "report_to" in params:
-        use = use[0], f"{use[1]}, reports to {params['report_to']}"
+        by = f"{by}, reports to {params['report_to']}"
+    return setup, (devices * record.case.mesh.world_size, by)
+
+
+def _order(setup: Setup) -> tuple[object, ...]:
+    return setup.model, setup.sequence, PRECISIONS.index(setup.precision), setup.batch
+
+
+def _add(record: Record, found: dict[Setup, Rates]) -> None:
+    builder = record.case.builder.rpartition(":")[2]
+    setup, use = _setup(record)
+    rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}, memory={}))
     if builder == "trainer_run":
         rates.run[use] = median(launch.figures["train_samples_per_s"] for launch in record.launches)
     else:
-        rates.samples[builder] = params["samples"]
+        rates.samples[builder] = record.case.params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
         kind[use] = samples_per_s(record)
+    if builder == "trainer_train":
+        rates.memory[use] = peak_mib(record)
 
 
-def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
-    gpus, parallel = use
-    combined = {one: _run_rate(rates, one) for one in rates.train if one in rates.evaluate}
-    cells = {
+def _head(setup: Setup, use: tuple[int, str]) -> dict[str, str]:
+    gpus, by = use
+    return {
         "model": setup.model,
         "precision": setup.precision,
         "batch a GPU": str(setup.batch),
         "GPUs": str(gpus),
-        "by": parallel if gpus > 1 else parallel.replace("DDP", "alone"),
+        "by": by if gpus > 1 else by.replace("DDP", "alone").replace("DataParallel", "alone"),
+    }
+
+
+def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
+    _, parallel = use
+    combined = {one: _run_rate(rates, one) for one in rates.train if one in rates.evaluate}
+    cells = {
+        **_head(setup, use),
         "train": _cell(rates.train, use),
         "eval": _cell(rates.evaluate, use),
+        "train MiB": rates.memory.get(use, ""),
         "run, from rates": _cell(combined, use),
         "run, logged": _cell(rates.run, use),
     }
     if setup.model == PUBLISHED_MODEL:
-        amp = PUBLISHED_AMP.get(setup.precision)
         for device in ("V100", "A100"):
+            runs = [run for run in _published() if (run["device"], _as_here(run)) == (device, _alike(setup))]
             for title, column in (("run", "train_samples_per_s"), ("eval", "eval_samples_per_s")):
-                known = {
-                    (int(row["gpus"]), parallel): float(row[column])
-                    for row in _published()
-                    if (row["device"], row["fp16"], int(row["per_device_batch"])) == (device, amp, setup.batch)
-                }
+                known = {(int(run["gpus"]), parallel): float(run[column]) for run in runs}
                 cells[f"{device} {title}, {PUBLISHED_USE}"] = _cell(known, use)
     return cells
+
+
+def _alike(setup: Setup) -> tuple[str | None, int]:
+    """What the published runs of this setup say of their format and batch."""
+    return PUBLISHED_AMP.get(setup.precision), setup.batch
+
+
+def _as_here(run: Mapping[str, str]) -> tuple[str, int]:
+    return run["fp16"], int(run["per_device_batch"])
 
 
 def _run_rate(rates: Rates, use: tuple[int, str]) -> float:
