@@ -8,7 +8,14 @@ import pytest
 from samples import capped, failed, record
 
 from bench_tests.layers import DIRECTIONS, LAYERS
-from bench_tests.layers.published import DEVICES, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
+from bench_tests.layers.published import (
+    DEVICES,
+    LAYER_TFLOPS,
+    MATRIX_PRODUCT_TFLOPS,
+    THEORETICAL_GB_PER_S,
+    THEORETICAL_TFLOPS,
+    VECTOR_PRODUCT_TFLOPS,
+)
 from bench_tests.tables.layers import layers, products
 from pytest_trainbench.case import Case
 from pytest_trainbench.mesh import MeshShape
@@ -142,6 +149,18 @@ def test_products_are_held_against_peak_and_bandwidth() -> None:
             "published 3090 Ti": "42",
         },
         {
+            "product": "matrix, in theory",
+            "format": "tf32",
+            "size": "",
+            "TFLOPS": "495",
+            "GB/s": "",
+            "of peak": "",
+            "published A100 80GB": "156",
+            "published A6000": "75",
+            "published V100 32GB": "",
+            "published 3090 Ti": "80",
+        },
+        {
             "product": "vector",
             "format": "bf16",
             "size": "268,435,456",
@@ -153,7 +172,32 @@ def test_products_are_held_against_peak_and_bandwidth() -> None:
             "published V100 32GB": "0.098",
             "published 3090 Ti": "0.107",
         },
+        {
+            "product": "memory, in theory (GB/s)",
+            "format": "",
+            "size": "",
+            "TFLOPS": "",
+            "GB/s": "4,800",
+            "of peak": "",
+            "published A100 80GB": "2039",
+            "published A6000": "768",
+            "published V100 32GB": "900",
+            "published 3090 Ti": "1008",
+        },
     ]
+
+
+def test_of_a_cpu_nothing_is_known_in_theory() -> None:
+    cpu = "cpu-amd-epyc-2c"
+    table = products(
+        [
+            measured("matrix_product", 0.1, precision="fp32", size=128, hardware=cpu),
+            measured("vector_product", 0.001, precision="fp32", size=2**18, hardware=cpu),
+        ]
+    )
+    assert table is not None
+    assert list(table["product"]) == ["matrix", "vector"]
+    assert not [column for column in table if column.startswith("published")]
 
 
 @pytest.mark.parametrize("table", [layers, products])
@@ -164,5 +208,6 @@ def test_records_of_other_suites_have_no_part(table: Any) -> None:
 
 def test_every_layer_and_direction_has_a_published_figure_of_every_device() -> None:
     assert set(LAYER_TFLOPS) == {(layer, direction) for layer in LAYERS for direction in DIRECTIONS}
-    figures = [*LAYER_TFLOPS.values(), *MATRIX_PRODUCT_TFLOPS.values(), VECTOR_PRODUCT_TFLOPS]
+    formats = [*MATRIX_PRODUCT_TFLOPS.values(), *THEORETICAL_TFLOPS.values()]
+    figures = [*LAYER_TFLOPS.values(), *formats, VECTOR_PRODUCT_TFLOPS, THEORETICAL_GB_PER_S]
     assert {len(row) for row in figures} == {len(DEVICES)}

@@ -24,6 +24,16 @@ LAYER_TFLOPS = {
 }
 """Layer and direction -> a figure for each of :data:`DEVICES`."""
 
+THEORETICAL_TFLOPS = {
+    "fp32": (None, None, 16, None),
+    "tf32": (156, 75, None, 80),
+    "fp16": (312, 150, 125, 160),
+}
+"""Number format -> the same, the peaks that the page holds its figures against. Those of the 3090 Ti are twice the
+dense ones with accumulation in fp32, which the hardware table has."""
+
+THEORETICAL_GB_PER_S = (2039, 768, 900, 1008)
+
 MATRIX_PRODUCT_TFLOPS = {
     "fp32": (None, None, 14, None),
     "tf32": (116, 60, None, 42),

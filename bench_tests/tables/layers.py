@@ -8,7 +8,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.layers import COUNTINGS, DIRECTIONS, LAYERS, MODES
-from bench_tests.layers.published import DEVICES, HIDDEN, LAYER_TFLOPS, MATRIX_PRODUCT_TFLOPS, VECTOR_PRODUCT_TFLOPS
+from bench_tests.layers.published import (
+    DEVICES,
+    HIDDEN,
+    LAYER_TFLOPS,
+    MATRIX_PRODUCT_TFLOPS,
+    THEORETICAL_GB_PER_S,
+    THEORETICAL_TFLOPS,
+    VECTOR_PRODUCT_TFLOPS,
+)
 from bench_tests.tables.cells import built_by, percent, shown, text, went_well
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.record import Record
@@ -66,39 +74,53 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def products(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a product and number format: the best size that was measured.
+    """One line a product and number format: the best size that was measured; below it what the device could do at most.
 
     *of peak* is of the dense peak for matrix products, and of the memory's bandwidth for vectors. The published figures
-    of other devices stand beside those of accelerators.
+    of other devices stand beside those of accelerators, in the unit of their line.
     """
-    matrices = _best(records, "matrix_product", "precision")
-    vectors = _best(records, "vector_product", "precision")
-    return shown(
-        [
+    lines = []
+    for (hardware, precision), one in _best(records, "matrix_product", "precision").items():
+        peak = _peak(hardware, precision)
+        lines.append(
             {
                 "product": "matrix",
                 "format": precision,
                 "size": f"{one.params['size']:,} × {one.params['size']:,}",
                 "TFLOPS": tflops(one.tflops),
                 "GB/s": "",
-                "of peak": _part(one.tflops, _peak(hardware, precision)),
-                **_published(None if hardware.startswith("cpu-") else MATRIX_PRODUCT_TFLOPS.get(precision)),
+                "of peak": _part(one.tflops, peak),
+                **_published(MATRIX_PRODUCT_TFLOPS.get(precision) if _known(hardware) else None),
             }
-            for (hardware, precision), one in matrices.items()
-        ]
-        + [
+        )
+        if peak is not None:
+            most = {"product": "matrix, in theory", "format": precision, "TFLOPS": tflops(peak)}
+            lines.append({**most, **_published(THEORETICAL_TFLOPS.get(precision))})
+    bandwidths: dict[str, float] = {}
+    for (hardware, precision), one in _best(records, "vector_product", "precision").items():
+        bandwidth = _bandwidth_gb_per_s(hardware)
+        lines.append(
             {
                 "product": "vector",
                 "format": precision,
                 "size": f"{one.params['size']:,}",
                 "TFLOPS": tflops(one.tflops),
                 "GB/s": f"{_gb_per_s(one.record):,.0f}",
-                "of peak": _part(_gb_per_s(one.record), _bandwidth_gb_per_s(hardware)),
-                **_published(None if hardware.startswith("cpu-") else VECTOR_PRODUCT_TFLOPS),
+                "of peak": _part(_gb_per_s(one.record), bandwidth),
+                **_published(VECTOR_PRODUCT_TFLOPS if _known(hardware) else None),
             }
-            for (hardware, precision), one in vectors.items()
-        ]
-    )
+        )
+        if bandwidth is not None:
+            bandwidths[hardware] = bandwidth
+    for bandwidth in bandwidths.values():
+        most = {"product": "memory, in theory (GB/s)", "GB/s": f"{bandwidth:,.0f}"}
+        lines.append({**most, **_published(THEORETICAL_GB_PER_S)})
+    return shown(lines)
+
+
+def _known(hardware: str) -> bool:
+    """Whether it is comparable with published devices at all: no CPU is."""
+    return not hardware.startswith("cpu-")
 
 
 def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
