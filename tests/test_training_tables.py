@@ -162,6 +162,20 @@ def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
     ]
 
 
+def test_the_published_time_to_converge_stands_below_weak_scaling_of_its_model() -> None:
+    falling = [10.0, 9.0, 8.0]
+    large = {"model": "bert-1.5b", "micro_batch": 16}
+    weak = [scaled(1, 24, 100, falling, **large), scaled(2, 24, 190, falling, **large)]
+    strong = [scaled(2, 12, 190, falling, **large)]
+    table = time_to_loss([*weak, *strong])
+    assert table is not None
+    converged = table[table["loss"] == "converged (published, 8 Gaudi a node)"]
+    assert converged[["scaling", "devices", "learning rate", "samples", "seconds"]].to_numpy().tolist() == [
+        ["weak", "64", "0.0015", "", "90,000 (25 h)"],
+        ["weak", "128", "0.003", "", "54,000 (15 h)"],
+    ]
+
+
 def test_without_two_numbers_of_devices_there_is_no_table() -> None:
     records = [scaled(1, 24, 1000), scaled(1, 12, 1000), trained("bf16", 2, 100)]
     assert scaling(records) is None and time_to_loss(records) is None
