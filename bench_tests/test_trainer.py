@@ -27,6 +27,10 @@ TRAIN_SAMPLES = {"smoke": 32, "seed": 2048}
 EVAL_SAMPLES = {"smoke": 16, "seed": 1024}
 EPOCHS = 2
 
+LEVERS: dict[str, dict[str, Any]] = {"checkpointing": {"checkpointing": True}, "no-accumulation": {"accumulation": 1}}
+"""Of the published advice what no other row differs by: the grids have pairs for larger batches, 16 bits, compiled
+kernels and more devices."""
+
 
 @pytest.fixture
 def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
@@ -47,14 +51,19 @@ def reports(request: pytest.FixtureRequest) -> dict[str, str]:
     return {} if report_to == "none" else {"report_to": report_to}
 
 
-def train(profile: str, ranks: int) -> dict[str, Any]:
-    """A training, and the same one on a single rank, which accumulates what the others would have taken."""
+def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
+    """A training, and the same one on a single rank, which accumulates what the others would have taken. ``levers``
+    replace parameters of the first."""
+    accumulation = levers.get("accumulation", ACCUMULATION[profile])
+    without = {"checkpointing": False} if "checkpointing" in levers else {}
+    reference = {"accumulation": accumulation * ranks, "report_to": "none", **without}
     return {
         "builder": "bench_tests.trainer.steps:trainer_train",
         "samples": TRAIN_SAMPLES[profile],
-        "accumulation": ACCUMULATION[profile],
-        "reference": {"accumulation": ACCUMULATION[profile] * ranks, "report_to": "none"} if ranks > 1 else None,
+        "accumulation": accumulation,
+        "reference": reference if ranks > 1 or without else None,
         **WORK[profile],
+        **levers,
     }
 
 
@@ -79,6 +88,16 @@ def test_trainer_train(
 ) -> None:
     """Distributed data parallelism trains as one rank does that accumulates more."""
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **train(profile, mesh.dp), **reports)
+
+
+@pytest.mark.mesh(dp=1)
+@pytest.mark.profiles(lever={"smoke": ["checkpointing"], "seed": list(LEVERS)}, batch={"smoke": [2], "seed": [8]})
+def test_trainer_lever(
+    bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, amp: str, lever: str, batch: int
+) -> None:
+    """One lever more or less than in the same row of :func:`test_trainer_train`, with which it makes a pair for the
+    table of what one change made."""
+    bench(mesh=mesh, plan=plan, precision=amp, batch=batch, **train(profile, mesh.dp, **LEVERS[lever]))
 
 
 @pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})

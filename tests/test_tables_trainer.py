@@ -81,6 +81,20 @@ def test_a_training_that_reports_is_a_row_of_its_own() -> None:
     assert [(row["by"], row["train"]) for row in both] == [("alone", "100.0"), ("DDP, reports to wandb", "90.0")]
 
 
+def test_a_lever_is_a_row_of_its_own_beside_no_published_run() -> None:
+    levers: list[dict[str, Any]] = [
+        {"accumulation": 4},
+        {"accumulation": 1},
+        {"accumulation": 4, "checkpointing": True},
+    ]
+    found = rows(*(of("trainer_train", 100.0 - number, **one) for number, one in enumerate(levers)))
+    assert [(row["by"], row["train"], row["V100 run, published (DataParallel)"]) for row in found] == [
+        ("alone", "100.0", "23.4"),
+        ("alone, checkpointing", "98.0", ""),
+        ("alone, no accumulation", "99.0", ""),
+    ]
+
+
 def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
     broken = record(failed("oom"), of=of("trainer_train", 1.0).case)
     assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None
@@ -131,3 +145,11 @@ def test_every_published_batch_is_run_as_published(test: str) -> None:
         published = {int(row["per_device_batch"]) for row in csv.DictReader(file)}
     (profiles,) = (mark for mark in getattr(test_trainer, test).pytestmark if mark.name == "profiles")
     assert set(profiles.kwargs["batch"]["seed"]["published"]) == published
+
+
+@pytest.mark.parametrize("lever", test_trainer.LEVERS)
+def test_a_lever_differs_from_the_row_without_it_in_one_thing(lever: str) -> None:
+    """Or the table of what one change made would not have the pair."""
+    without, with_it = test_trainer.train("seed", 1), test_trainer.train("seed", 1, **test_trainer.LEVERS[lever])
+    differs = {name for name in {*without, *with_it} - {"reference"} if without.get(name) != with_it.get(name)}
+    assert differs == set(test_trainer.LEVERS[lever])

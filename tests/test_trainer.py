@@ -158,6 +158,13 @@ def test_ranks_train_on_the_samples_that_one_rank_accumulates(tmp_path: Path) ->
     assert two.collectives["all_reduce"]["calls"] == 2, "one on each rank, in the thread that trains"
 
 
+def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {"dp": 1, "accumulation": 4, "samples": 32}
+    plain = run(tmp_path / "plain", "trainer_train", **shapes)
+    saving = run(tmp_path / "saving", "trainer_train", **shapes, checkpointing=True)
+    assert loss_fault(saving.losses, plain.losses, tolerance=1e-6) is None
+
+
 def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
     done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16)
     assert done.losses == pytest.approx([done.losses[step % 4] for step in range(13)])
@@ -220,15 +227,18 @@ def test_what_does_not_fit_together_is_refused_in_a_sentence(
     assert sentence in str(ended.reason)
 
 
-AUTOCAST = """
+ONE_RANK = """
 import os
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from bench_tests.trainer.steps import Work
-torch.cuda.device_count = lambda: 2
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+"""
+
+AUTOCAST = """
+torch.cuda.device_count = lambda: 2
 for devices in (1, 2):
     work = Work(mesh=mesh, model="deberta-tiny", precision="bf16", sequence=16, batch=2, devices=devices)
     model, (data,) = work.build(8)
@@ -240,13 +250,34 @@ for devices in (1, 2):
 """
 
 
+def said(program: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_RANK + program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -> None:
     """A fact of transformers and accelerate, which docs/trainer.md tells. Without GPUs DataParallel calls the model as
     it is, and what is wrapped around it, or is not, can be seen."""
-    done = subprocess.run([sys.executable, "-c", AUTOCAST], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("1 ", "2 "))]
+    lines = [line for line in said(AUTOCAST) if line.startswith(("1 ", "2 "))]
     assert lines == ["1 2 DistributedDataParallel torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+
+
+FORWARDS = """
+for checkpointing in (False, True):
+    work = Work(mesh=mesh, model="deberta-tiny", precision="fp32", sequence=16, batch=2, checkpointing=checkpointing)
+    model, (data,) = work.build(8)
+    calls = []
+    model.deberta.encoder.layer[0].intermediate.dense.register_forward_hook(lambda *call: calls.append(None))
+    work.trainer(model, train_dataset=data, max_steps=3).train()
+    print("forwards", len(calls))
+"""
+
+
+def test_with_checkpointing_backward_goes_through_the_layers_again() -> None:
+    assert [line for line in said(FORWARDS) if line.startswith("forwards")] == ["forwards 3", "forwards 6"]
 
 
 # Reports

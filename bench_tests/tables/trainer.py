@@ -109,7 +109,11 @@ def _setup(record: Record) -> tuple[Setup, tuple[int, str]]:
     devices = params.get("devices", 1)
     by = "DataParallel" if devices > 1 else "DDP"
     if "report_to" in params:
-        by = f"{by}, reports to {params['report_to']}"
+        by += f", reports to {params['report_to']}"
+    if params.get("checkpointing"):
+        by += ", checkpointing"
+    if params.get("accumulation") == 1:
+        by += ", no accumulation"
     return setup, (devices * record.case.mesh.world_size, by)
 
 
@@ -153,7 +157,7 @@ def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
         "run, from rates": _cell(combined, use),
         "run, logged": _cell(rates.run, use),
     }
-    if setup.model == PUBLISHED_MODEL:
+    if setup.model == PUBLISHED_MODEL and parallel in ("DDP", "DataParallel"):
         for device in ("V100", "A100"):
             runs = [run for run in _published() if (run["device"], _as_here(run)) == (device, _alike(setup))]
             for title, column in (("run", "train_samples_per_s"), ("eval", "eval_samples_per_s")):

@@ -160,8 +160,9 @@ class Work:
 
     Each step takes ``accumulation`` times ``batch`` samples of ``sequence`` tokens for every rank, or for every one of
     the ``devices`` of a single rank (``nn.DataParallel``). ``Trainer`` deals batches to ranks in turn, so that the
-    samples of a step depend on their total only: one rank that accumulates more trains on the same ones.
-    ``report_to`` is one of ``Trainer``'s reporters; what it logs goes to ``runs/``.
+    samples of a step depend on their total only: one rank that accumulates more trains on the same ones. With
+    ``checkpointing`` a layer keeps its input alone, and backward computes the rest again. ``report_to`` is one of
+    ``Trainer``'s reporters; what it logs goes to ``runs/``.
     """
 
     mesh: DeviceMesh
@@ -171,6 +172,7 @@ class Work:
     batch: int
     accumulation: int = 1
     devices: int = 1
+    checkpointing: bool = False
     report_to: str = "none"
 
     def __post_init__(self) -> None:
@@ -229,6 +231,8 @@ class Work:
                 per_device_eval_batch_size=self.batch,
                 gradient_accumulation_steps=self.accumulation,
                 learning_rate=find_model(self.model).learning_rate,
+                gradient_checkpointing=self.checkpointing,
+                gradient_checkpointing_kwargs={"use_reentrant": False},
                 fp16=self.precision == "fp16",
                 bf16=self.precision == "bf16",
                 seed=SEED,
