@@ -156,6 +156,7 @@ def test_ranks_train_on_the_samples_that_one_rank_accumulates(tmp_path: Path) ->
     two = run(tmp_path / "two", "trainer_train", dp=2, accumulation=2, samples=32)
     assert loss_fault(two.losses, one.losses, tolerance=0.001) is None
     assert two.collectives["all_reduce"]["calls"] == 2, "one on each rank, in the thread that trains"
+    assert not one.collectives, "a rank alone has nobody to be equal to"
 
 
 def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -
     """A fact of transformers and accelerate, which docs/trainer.md tells. Without GPUs DataParallel calls the model as
     it is, and what is wrapped around it, or is not, can be seen."""
     lines = [line for line in said(AUTOCAST) if line.startswith(("1 ", "2 "))]
-    assert lines == ["1 2 DistributedDataParallel torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+    assert lines == ["1 2 DebertaV2ForMaskedLM torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
 
 
 FORWARDS = """

@@ -221,7 +221,9 @@ class Work:
             os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         reports = self.report_to != "none"
         datasets = {name: options.pop(name) for name in ("train_dataset", "eval_dataset") if name in options}
-        with _no_launcher() if self.devices > 1 else nullcontext():
+        # Told that it was launched, Trainer puts a lone rank into DDP too, and accelerate's no_sync, which does nothing
+        # for one process, lets DDP go over the gradients after each accumulated batch.
+        with _no_launcher() if self.mesh.size() == 1 else nullcontext():
             arguments = TrainingArguments(
                 # Made even where nothing is put there: then one that exists.
                 output_dir=f"runs/{self.model}-{self.precision}-{self.batch_of_all}"
@@ -252,7 +254,7 @@ class Work:
                 disable_tqdm=True,
                 **options,
             )
-            if self.devices > 1:
+            if self.mesh.size() == 1:
                 arguments._n_gpu = self.devices  # all that are visible, if left alone
             trainer = SteppedTrainer(model, arguments, data_collator=default_data_collator, **datasets)
         if self.precision == "fp16":
