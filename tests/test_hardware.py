@@ -203,6 +203,7 @@ def test_volta_has_neither_bf16_nor_tf32():
         (resolve("v100", found(("Tesla V100-SXM2-16GB", 16160), capability=(7, 0))), {"fp32", "fp16"}),
         (resolve("auto", found(("NVIDIA RTX A4000", 16376), capability=(8, 6))), {"fp32", "tf32", "bf16", "fp16"}),
         (resolve("auto", found(("NVIDIA RTX 2000 Ada", 16376), capability=(8, 9))), set(DTYPES)),
+        (resolve("gaudi2", found(("GAUDI2", 98304), kind="hpu", capability=None)), {"fp32", "bf16", "fp8"}),
         (resolve("auto", found(("A new NPU", 65536), kind="npu", capability=None)), {"fp32", "bf16", "fp16"}),
     ],
     ids=lambda value: value.id if isinstance(value, Hardware) else "",

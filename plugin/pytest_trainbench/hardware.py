@@ -208,14 +208,14 @@ class Hardware:
 
     def has(self, dtype: str) -> bool:
         """Whether the device multiplies matrices of ``dtype``: from its row, or for a CPU and for a device that is not
-        in the table, from what all of its kind have.
+        in the table, from what all of its kind have. All have fp32, also where no source gives a peak.
 
         Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.step.DTYPES`.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
         if self.accelerator is not None and self.accelerator.peak_tflops:
-            return dtype in self.accelerator.peak_tflops
+            return dtype == "fp32" or dtype in self.accelerator.peak_tflops
         if self.compute_capability is not None:
             return self.compute_capability >= NVIDIA_SINCE[dtype]
         return dtype in ("fp32", "fp16") or (dtype == "bf16" and self.kind in ("cpu", "hpu", "xpu", "npu"))
