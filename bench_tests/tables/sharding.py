@@ -28,7 +28,9 @@ four GPUs of the V100-32GB class."""
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a strategy of the published model, on as many devices, as it is and compiled; medians over launches."""
+    """One line a strategy of the published model, on as many devices, as it is and compiled; medians over launches. The
+    published *format* is fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it
+    has that."""
     found = {
         (record.case.params["strategy"], "graph" in record.case.params): record
         for record in built_by(records, "train_step")
@@ -44,6 +46,7 @@ def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
             {
                 "strategy": name,
                 "what it is": STRATEGIES[name].title + (", blocks compiled" if compiled else ""),
+                "format": record.case.params["precision"],
                 "devices": str(record.case.mesh.world_size),
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
