@@ -75,7 +75,7 @@ def test_formats_of_other_work_are_not_compared() -> None:
             trained("bf16", 4, 300, graph="ort-all"),
             trained("bf16", 4, 300, strategy="zero1"),
             trained("bf16", 4, 300, model="gpt-1.3b"),
-            record(failed("oom"), of=Case(builder=BUILDER, mesh=MeshShape(dp=4), params={**BERT, "strategy": "ddp"})),
+            record(failed("crash"), of=trained("fp16", 4, strategy="ddp").case),
         ]
     )
     assert table is not None
@@ -84,6 +84,17 @@ def test_formats_of_other_work_are_not_compared() -> None:
         ["bert-base, sequence 512", "fp32"],
     ]
     assert "× fp32" not in table and "× eager" not in table
+
+
+def test_a_format_that_does_not_fit_says_so_and_is_no_measure_of_another() -> None:
+    too_large = record(failed("oom"), of=trained("fp32", 1, strategy="ddp-fp32").case)
+    table = mixed_precision([too_large, trained("fp32", 4, 100, strategy="ddp-fp32"), trained("fp16", 1, 300)])
+    assert table is not None and "× fp32" not in table
+    assert table[["devices", "format", "samples/s", "efficiency"]].to_numpy().tolist() == [
+        ["1", "fp32", "OOM", ""],
+        ["1", "fp16", "300.0", "base"],
+        ["4", "fp32", "100.0", "base"],
+    ]
 
 
 def scaled(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench_tests.tables.cells import efficiency, middle, peak_mib, percent, rate, samples_per_s, shown, trained
+from bench_tests.tables.cells import built_by, efficiency, middle, peak_mib, percent, rate, samples_per_s, shown
 from pytest_trainbench.record import Record
 from pytest_trainbench.step import DTYPES
 
@@ -30,12 +30,14 @@ def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a number format, mode and number of devices.
 
     *× fp32* and *× tf32* are samples/s beside those formats in the same mode on as many devices, *× eager* beside the
-    same format without compilation. *efficiency* is per device, against the fewest devices of the same line.
+    same format without compilation. *efficiency* is per device, against the fewest devices of the same line. A row that
+    did not fit says so.
     """
     groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
-    for record in trained(records, strategies=("ddp", "ddp-fp32")):
+    for record in built_by(records, "train_step"):
         params = record.case.params
-        if params.get("model") in MODELS and params.get("graph") in MODES:
+        shown_here = record.outcome in ("ok", "oom") and params.get("strategy") in ("ddp", "ddp-fp32")
+        if shown_here and params.get("model") in MODELS and params.get("graph") in MODES:
             work = record.hardware, MODELS.index(params["model"]), params["sequence"], params["micro_batch"]
             groups[work][params["precision"], params.get("graph"), record.case.mesh.world_size] = record
     return shown(line for _, group in sorted(groups.items()) for line in _lines(group))
@@ -48,12 +50,14 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
 
     def times(record: Record, precision: str, graph: str | None, devices: int) -> str:
         other = group.get((precision, graph, devices))
-        return "" if other is None or other is record else f"{samples_per_s(record) / samples_per_s(other):.2f}"
+        if other is None or other is record or {record.outcome, other.outcome} != {"ok"}:
+            return ""
+        return f"{samples_per_s(record) / samples_per_s(other):.2f}"
 
     lines = []
     for precision, graph, devices in sorted(group, key=order):
         record = group[precision, graph, devices]
-        fewest = min(count for *same, count in group if same == [precision, graph])
+        ran = [count for (*same, count), one in group.items() if same == [precision, graph] and one.outcome == "ok"]
         params = record.case.params
         work = params["model"], params["sequence"], params["micro_batch"], precision, devices
         published = PUBLISHED.get(work, ("", "")) if graph is None else ("", "")
@@ -69,7 +73,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
                 "× fp32": times(record, "fp32", graph, devices),
                 "× tf32": times(record, "tf32", graph, devices),
                 "× eager": times(record, precision, None, devices),
-                "efficiency": efficiency(record, group[precision, graph, fewest]),
+                "efficiency": efficiency(record, group[precision, graph, min(ran)]) if devices in ran else "",
                 "published samples/s": published[0],
                 "published MiB": published[1],
             }
