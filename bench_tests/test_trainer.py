@@ -67,7 +67,21 @@ def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
     }
 
 
-def evaluation(profile: str) -> dict[str, Any]:
+def whole_run(profile: str, ranks: int) -> dict[str, Any]:
+    """The same, and a whole run after it."""
+    work = train(profile, ranks)
+    samples = work.pop("samples")
+    return {
+        **work,
+        "builder": "bench_tests.trainer.steps:trainer_run",
+        "train_samples": samples,
+        "eval_samples": EVAL_SAMPLES[profile],
+        "epochs": EPOCHS,
+    }
+
+
+def evaluation(profile: str, ranks: int) -> dict[str, Any]:
+    """An evaluation, which is as large whatever the number of ranks."""
     return {
         "builder": "bench_tests.trainer.steps:trainer_eval",
         "samples": EVAL_SAMPLES[profile],
@@ -105,7 +119,7 @@ def test_trainer_lever(
 def test_trainer_eval(
     bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str, batch: int
 ) -> None:
-    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **evaluation(profile))
+    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **evaluation(profile, mesh.dp))
 
 
 @pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp1", "dp2", "dp4"]})
@@ -120,19 +134,12 @@ def test_trainer_run(
     reports: dict[str, str],
 ) -> None:
     """A whole run, whose figures ``Trainer`` itself logs: two epochs with an evaluation after each."""
-    work = train(profile, mesh.dp)
-    work |= {
-        "builder": "bench_tests.trainer.steps:trainer_run",
-        "train_samples": work.pop("samples"),
-        "eval_samples": EVAL_SAMPLES[profile],
-        "epochs": EPOCHS,
-    }
-    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **work, **reports)
+    bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **whole_run(profile, mesh.dp), **reports)
 
 
 @pytest.mark.profiles(batch=BATCHES, mesh={"smoke": ["dp2"], "seed": ["dp2", "dp4"]})
 @pytest.mark.parametrize("precision", ["full", "fp16"], indirect=True)
-@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize("phase", ["train", "eval", "run"])
 def test_trainer_data_parallel(
     bench: Callable[..., object],
     mesh: MeshShape,
@@ -146,7 +153,7 @@ def test_trainer_data_parallel(
     """``nn.DataParallel``: what ``Trainer`` does in one process that sees several GPUs. ``mesh`` says how many."""
     if hardware.kind != "cuda":
         pytest.skip(f"nn.DataParallel needs {mesh.dp} GPUs, and this is a {hardware.kind} device")
-    work = train(profile, mesh.dp) if phase == "train" else evaluation(profile)
-    if phase == "train":
+    work = {"train": train, "eval": evaluation, "run": whole_run}[phase](profile, mesh.dp)
+    if "reference" in work:
         work["reference"]["devices"] = 1
     bench(mesh=MeshShape(), devices=mesh.dp, plan=plan, precision=precision, batch=batch, **work)

@@ -266,6 +266,23 @@ def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -
     assert lines == ["1 2 DebertaV2ForMaskedLM torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
 
 
+WHOLE_RUN = """
+from bench_tests.trainer.steps import trainer_run
+torch.cuda.device_count = lambda: 2
+work = {"model": "deberta-tiny", "precision": "fp32", "sequence": 16, "batch": 2, "accumulation": 2, "devices": 2}
+step = trainer_run(mesh, train_samples=16, eval_samples=8, epochs=2, **work)
+losses = [float(step.run()) for _ in range(3)]
+figures = step.figures()
+steps, evaluations = (figures[f"{name}_steps_per_s"] * figures[f"{name}_runtime_s"] for name in ("train", "eval"))
+print("run", step.samples, len(losses), round(steps), round(evaluations))
+"""
+
+
+def test_a_whole_run_in_data_parallel_takes_the_batches_of_its_devices() -> None:
+    """Two epochs of 16 samples at 2 × 2 × 2 a step; an evaluation of 8 at 2 × 2."""
+    assert [line for line in said(WHOLE_RUN) if line.startswith("run")] == ["run 8 3 4 2"]
+
+
 FORWARDS = """
 for checkpointing in (False, True):
     work = Work(mesh=mesh, model="deberta-tiny", precision="fp32", sequence=16, batch=2, checkpointing=checkpointing)
