@@ -118,3 +118,9 @@ def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeyp
     monkeypatch.setattr(results, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"several kinds of h200, .*: h200-sxm-141gb, h200-nvl-141gb"):
         results.main("h200")
+
+
+def test_the_table_of_the_readme_is_that_of_the_page() -> None:
+    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8")
+    table = page.partition("## Sharding of a GPT")[2].split("\n\n")[1]
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), "it is stale: copy it from docs/results-h200.md"
