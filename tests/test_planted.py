@@ -142,6 +142,7 @@ def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
 
 def test_the_page_is_of_the_runs_that_are_stored() -> None:
     stored = [runs.read(path) for path in sorted((ROOT / "benchmarks" / "planted" / "runs").glob("*.jsonl"))]
+    assert stored, "benchmarks/planted/runs/*.jsonl are not in this checkout"
     assert (ROOT / "docs" / "planted.md").read_text(encoding="utf-8") == "\n\n".join(page.page(stored)) + "\n", (
         "it is stale: python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl > docs/planted.md"
     )
