@@ -78,6 +78,21 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     again.stdout.fnmatch_lines(["*rerun previous 1 failure*"])
 
 
+def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would store three launches, where a baseline has five, and write to a runner's folders."""
+    nightly = ["--launches", "1", "--run-timeout=500", "--confirm=0", "--night-error", "1%"]
+    files = ["--results", "out", "--report-md", "summary.md", "--junit-xml=junit.xml"]
+    monkeypatch.setenv("CI", "true")
+    result = pytest_run(project, "-k", "mine", *nightly, *files)
+    (accept,) = (line.split(maxsplit=1)[1] for line in result.outlines if line.startswith("  accept "))
+    kept = accept.partition("test_it.py::test_mine ")[2]
+    assert re.sub(r" ?-p \S+| ?--basetemp=\S+", "", kept).strip() == (
+        "--hw cpu -k mine --night-error 1% --save-baseline"
+    )
+
+
 def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     """Eight floats more on each of two ranks, which the time of a step does not show."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8));"

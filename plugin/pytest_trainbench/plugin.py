@@ -42,6 +42,12 @@ CPU_RANKS = 4
 HISTORY_DAYS = 365
 """Older runs are not read: they say nothing of today."""
 
+FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
+"""Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
+
+NIGHTLY = ("--launches", "--confirm", "--run-timeout")
+"""Options, each with a value, of a night: a baseline has its own number of launches, and all of them."""
+
 QUIET_S = 30.0
 """Where there is no terminal to draw on, long work is heard of this often."""
 
@@ -531,7 +537,14 @@ def _accept(item: pytest.Item) -> str:
     """The command line of this run, for this test alone, with the flag that stores what it measures; where two sides
     are compared nothing is, and it only runs again."""
     config = item.config
+    saves = not config.stash[SESSION].settings.against
+    left_out = {*FILES, *(NIGHTLY if saves else ())}
     paths = [str(path) for path in config.known_args_namespace.file_or_dir]
-    options = [arg for arg in config.invocation_params.args if str(arg) not in paths and arg != "--save-baseline"]
-    saves = [] if config.stash[SESSION].settings.against else ["--save-baseline"]
-    return shlex.join(["pytest", item.nodeid, *map(str, options), *saves])
+    options = []
+    given = iter(map(str, config.invocation_params.args))
+    for arg in given:
+        if arg in left_out:
+            next(given, None)  # its value
+        elif arg not in paths and arg != "--save-baseline" and arg.partition("=")[0] not in left_out:
+            options.append(arg)
+    return shlex.join(["pytest", item.nodeid, *options, *(["--save-baseline"] if saves else [])])
