@@ -374,7 +374,8 @@ def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, word
 # Markdown
 
 
-def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
+def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
+    """Of a hundred rows the table alone is longer than a screen."""
     rows = [OK, CRASH, NEW, NEWER]
     report = markdown.report(rows, "4 × NVIDIA H200", {})
     assert report == (
@@ -383,14 +384,7 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         4 × NVIDIA H200
 
-        | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
-        |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
-        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.7% | ok          |
-        | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
-        | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
-        | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |
-
-        <details open><summary>sharding[bad-dp4]</summary>
+        <details open><summary>crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps</summary>
 
         ```text
         crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps
@@ -402,10 +396,25 @@ def test_markdown_has_the_table_the_failures_and_the_notes() -> None:
 
         </details>
 
+        | case                |   samples/s |   step ms |   peak MiB |   TFLOPS |   MFU |   launches |   change |   sees | outcome     |
+        |:--------------------|------------:|----------:|-----------:|---------:|------:|-----------:|---------:|-------:|:------------|
+        | sharding[ddp-dp4]   |       39.84 |    100.40 |     11,193 |      410 | 41.0% |          3 |    −0.4% |  ≥1.7% | ok          |
+        | sharding[bad-dp4]   |             |    100.00 |            |          |       |          2 |          |        | crash       |
+        | sharding[new-dp4]   |       80.00 |     50.00 |     11,193 |      824 | 82.4% |          3 |          |        | no-baseline |
+        | sharding[newer-dp4] |       72.73 |     55.00 |     11,193 |      749 | 74.9% |          3 |          |        | no-baseline |
+
         - no-baseline: 2 rows: there is no baseline for this case on this hardware; --save-baseline stores one
         """)  # noqa: E501
         + "\n"
     )
+
+
+def test_markdown_unfolds_the_first_failures_and_of_each_shows_the_first_line() -> None:
+    reason = "TypeError: <class 'int'> & <lambda>"
+    crash = dataclasses.replace(CRASH, verdict=dataclasses.replace(CRASH.verdict, reason=reason))
+    report = markdown.report([crash] * 5, "header", {})
+    said = "<summary>crash: sharding[bad-dp4]: TypeError: &lt;class 'int'&gt; &amp; &lt;lambda&gt;</summary>"
+    assert (report.count(f"<details open>{said}"), report.count(f"<details>{said}")) == (3, 2)
 
 
 def test_markdown_of_a_night_in_which_all_crashed_is_small_enough_for_github() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,27 @@ DETAILS_MOST = 500_000
 """Characters that the reports of failing rows may have together. GitHub refuses the whole summary of a step above 1
 MiB, and a night in which all rows crash, each with its traceback and log, has more."""
 
+OPENED = 3
+"""Reports of failing rows that are unfolded: with more, each one's first line is what fits on a screen."""
+
 
 def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame], trend: Sequence[str] = ()) -> str:
-    parts = [f"## Training benchmark: {counts(rows)}", header, grid(rows, "pipe")]
+    """What is red comes first: of a hundred rows the table alone is longer than a screen."""
+    parts = [f"## Training benchmark: {counts(rows)}", header]
+    red = [failure(row) for row in rows if OUTCOMES[row.verdict.outcome] == "fails"]
     left, short = DETAILS_MOST, []
-    for row in rows:
-        if OUTCOMES[row.verdict.outcome] == "fails":
-            text = failure(row)
-            left -= len(text)
-            if left < 0:
-                short.append(f"- {text.splitlines()[0]}")
-                continue
-            block = f"```text\n{text}\n```"
-            parts.append(f"<details open><summary>{row.label}</summary>\n\n{block}\n\n</details>")
+    for number, text in enumerate(red):
+        first = text.splitlines()[0]
+        left -= len(text)
+        if left < 0:
+            short.append(f"- {first}")
+            continue
+        how = "details open" if number < OPENED else "details"
+        summary = f"<summary>{html.escape(first, quote=False)}</summary>"
+        parts.append(f"<{how}>{summary}\n\n```text\n{text}\n```\n\n</details>")
     if short:
         parts.append("\n".join(["In full in the log and in JUnit's file:", "", *short]))
+    parts.append(grid(rows, "pipe"))
     if said := [*notes(rows), *trend]:
         parts.append("\n".join(f"- {note}" for note in said))
     parts += [derived(f"### {title}", table, "pipe") for title, table in tables.items()]
