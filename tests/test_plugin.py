@@ -206,6 +206,16 @@ def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(["ERROR: --launches=0 cannot be used: it must be a whole number above 0"])
 
 
+def test_a_broken_baseline_is_one_sentence_and_an_outcome(saved: pytest.Pytester) -> None:
+    (path,) = stored(saved)
+    path.write_text("<<<<<<< HEAD\n")
+    result = pytest_run(saved, "--junit-xml", "junit.xml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["invalid: mine: *.json cannot be read as a record: *; --save-baseline writes it anew"])
+    result.stdout.no_fnmatch_line("*another exception*")
+    assert 'name="trainbench_outcome" value="invalid"' in (saved.path / "junit.xml").read_text()
+
+
 def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:
     project.makepyfile(
         my_steps=STEP.format(slow="").replace(

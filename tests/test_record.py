@@ -121,6 +121,14 @@ def without(key: str) -> str:
             edited(launches=[{"step_ms": [1.0], "metrics": {"mfu": math.nan}}]),
             "a launch holds finite numbers, not [nan]",
         ),
+        (
+            edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 0.0}}]),
+            "a step takes more than 0.0 ms",
+        ),
+        (edited(created="yesterday"), "Invalid isoformat string: 'yesterday'"),
+        (edited(created="2026-01-02T03:04:05"), "created is '2026-01-02T03:04:05', without a time zone"),
+        (edited(environment={}), "it has no 'must_match'"),
+        (edited(environment={"must_match": 3}), "must_match of its environment is 3"),
     ],
 )
 def test_a_file_that_is_no_record_is_named_in_one_sentence(text: str, why: str, tmp_path: Path) -> None:

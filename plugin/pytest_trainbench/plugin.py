@@ -367,7 +367,7 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
             raise ValueError("the mesh marker takes degrees by name: @pytest.mark.mesh(dp=2, tp=2)")
         shape = MeshShape.of(wanted)
     except (TypeError, ValueError) as error:
-        pytest.fail(str(error), pytrace=False)
+        raise FAILED(str(error), pytrace=False) from None
     if shape.world_size > session.available:
         pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
     return shape
@@ -437,8 +437,10 @@ def bench(
                 row = runner.row(case, accept=_accept(request.node), **measured)
         except ValueError as error:
             verdict = Verdict(outcome="invalid", reason=str(error))
-            session.rows.append(Row(label=_label(request.node), verdict=verdict))
-            pytest.fail(str(error), pytrace=False)
+            row = Row(label=_label(request.node), verdict=verdict)
+            session.rows.append(row)
+            request.node.user_properties.append(("trainbench_outcome", verdict.outcome))
+            raise FAILED(terminal.failure(row), pytrace=False) from None
         record = row.record
         assert record is not None
         session.rows.append(row)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ class Launch:
             raise ValueError(f"a launch holds finite numbers, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
             raise ValueError(f"an ok launch has step times above 0, not {self.step_ms}")
+        if self.metrics.get("step_ms", 1.0) <= 0:
+            raise ValueError(f"a step takes more than {self.metrics['step_ms']} ms")
 
     @property
     def steady_ms(self) -> list[float]:
@@ -152,6 +155,11 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
+        if datetime.fromisoformat(data["created"]).tzinfo is None:
+            raise ValueError(f"created is {data['created']!r}, without a time zone")
+        for name in ("must_match", "suspects"):
+            if not isinstance(data["environment"][name], Mapping):
+                raise ValueError(f"{name} of its environment is {data['environment'][name]!r}")
         return cls(
             case=Case.from_json(data["case"]),
             label=data["label"],
