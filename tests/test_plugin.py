@@ -216,6 +216,23 @@ def test_a_broken_baseline_is_one_sentence_and_an_outcome(saved: pytest.Pytester
     assert 'name="trainbench_outcome" value="invalid"' in (saved.path / "junit.xml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--results=test_it.py/out"], "--results: */test_it.py/out cannot be written (Not a directory)"),
+        (["--report-md=."], "--report-md: * cannot be written (Is a directory)"),
+        (["--baseline-dir=test_it.py", "--save-baseline"], "--baseline-dir: */test_it.py/cpu-* cannot be written (*)"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_measured(
+    project: pytest.Pytester, arguments: list[str], said: str
+) -> None:
+    result = pytest_run(project, *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert pytest_run(project, "--collect-only", *arguments).ret == 0
+
+
 def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:
     project.makepyfile(
         my_steps=STEP.format(slow="").replace(

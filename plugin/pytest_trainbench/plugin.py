@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
@@ -121,6 +122,28 @@ class Session:
                 cases=self.cases,
             )
         return self._runner
+
+    def check_places(self) -> None:
+        """That what is to be written can be: a night that finds out at its end has lost what it measured.
+
+        Raises ``pytest.UsageError``.
+        """
+        options = self.settings
+        places = {"results": options.results, "report_md": options.report_md}
+        if options.save_baseline:
+            places["baseline_dir"] = options.baseline_dir / self.hardware.id
+        for name, path in places.items():
+            if path is None:
+                continue
+            try:
+                folder = path.parent if name == "report_md" else path
+                folder.mkdir(parents=True, exist_ok=True)
+                if name == "report_md":
+                    path.open("a").close()
+                else:
+                    tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                raise pytest.UsageError(f"{settings.flag(name)}: {path} cannot be written ({error.strerror})") from None
 
     def begin(self) -> None:
         """Let the heavy libraries be imported while pytest is still talking."""
@@ -327,6 +350,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
+    ours.check_places()
     ours.begin()
 
 
