@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pandas as pd
 import pytest
-from samples import MIB, failed, launch, record, steps
+from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.record import Record
@@ -462,10 +463,18 @@ def test_a_red_row_says_which_part_of_the_step_grew() -> None:
     lines = terminal.failure(row(now, then, label="sharding[ddp-dp4]")).splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("  parts"))
     assert lines[start : start + 3] == [
-        "  parts     compute time of the device: 60.00 → 60.10 ms",
-        "            communication that nothing hides: 30.00 → 49.80 ms",
-        "            time of the host to issue a step: 50.00 → 50.20 ms",
+        "  parts     compute time of the device: 60.00 → 60.10 ms (+0.10)",
+        "            communication that nothing hides: 30.00 → 49.80 ms (+19.80)",
+        "            time of the host to issue a step: 50.00 → 50.20 ms (+0.20)",
     ]
+
+
+def test_a_part_that_is_judged_has_one_figure() -> None:
+    """Judged is Huber's middle of the launches, which is not their median."""
+    parts = [metric("compute_ms", values) for values in ([27.5, 27.6, 28.4], [27.5, 28.3, 28.4])]
+    said = terminal.failure(row(parts[1], parts[0], label="a"))
+    judged, part = re.findall(r"compute time of the device: (.*?) ms", said)
+    assert [f"{float(figure):.2f}" for figure in judged.split(" → ")] == part.split(" → ")
 
 
 def test_two_tests_of_one_case_are_said_to_be_one_measurement() -> None:

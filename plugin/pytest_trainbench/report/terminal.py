@@ -96,7 +96,7 @@ def failure(row: Row) -> str:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
-        facts += _listed("parts", _parts(row.baseline, row.record))
+        facts += _listed("parts", _parts(row, row.baseline, row.record))
         facts += _listed("machine", _conditions(row))
         facts += _suspects(row)
     if row.accept:
@@ -131,12 +131,20 @@ def _judged(changes: Sequence[Change]) -> list[str]:
     return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
 
-def _parts(before: Record, now: Record) -> list[str]:
+def _parts(row: Row, before: Record, now: Record) -> list[str]:
     """Where a step's time goes, then and now, in ms, and which collectives changed."""
-    pairs = [(name, before.values(name), now.values(name)) for name in PARTS]
-    return [
-        f"{METRICS[name].title}: {median(old):,.2f} → {median(new):,.2f} ms" for name, old, new in pairs if old and new
-    ] + _collectives(before, now)
+    lines = []
+    for name in PARTS:
+        # One that is judged has one figure, not a median besides.
+        if change := row.verdict.change(name):
+            old, new = change.before, change.now
+        elif (then := before.values(name)) and (since := now.values(name)):
+            old, new = median(then), median(since)
+        else:
+            continue
+        grown = f"{new - old:+,.2f}".replace("-", "−")
+        lines.append(f"{METRICS[name].title}: {old:,.2f} → {new:,.2f} ms ({grown})")
+    return lines + _collectives(before, now)
 
 
 def _collectives(before: Record, now: Record) -> list[str]:
