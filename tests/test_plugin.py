@@ -21,7 +21,7 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
     assert (table["step_ms"] > 4).all() and (table["param.width"] == 16).all()
     result = pytest_run(project, "--results", "out")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["trainbench: *1 baselines in baselines/cpu-*; launches of each case: 3", "*mine*≥*"])
+    result.stdout.fnmatch_lines(["trainbench: *1 baseline in baselines/cpu-*; launches of each case: 3", "*mine*≥*"])
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
 
 
@@ -293,6 +293,22 @@ def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
     pytest_run(project, "--report-md", "summary.md", "--launches", "1")
     text = (project.path / "summary.md").read_text()
     assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
+
+
+def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
+    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest takes a report that is there already, outside the project, for one of the paths to find its root by."""
+    (saved.path / "tox.ini").unlink()
+    project = saved.mkdir("project")
+    for path in ("baselines", "my_steps.py", "test_it.py"):
+        (saved.path / path).rename(project / path)
+    (saved.path / "report.md").touch()
+    monkeypatch.chdir(project)
+    result = pytest_run(saved, "test_it.py", "--launches", "1", "--report-md", "../report.md")
+    result.stdout.fnmatch_lines([f"trainbench: *; 0 baselines in * guessed that the project is {saved.path}); *"])
+    result = pytest_run(saved, "test_it.py", "--launches", "1")
+    result.stdout.fnmatch_lines(["trainbench: *; 1 baseline in baselines/cpu-*; launches of each case: 1"])
 
 
 def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) -> None:

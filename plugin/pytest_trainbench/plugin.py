@@ -249,8 +249,13 @@ class Session:
     def _compared_with(self) -> str:
         if self.other is not None:
             return f"against {self.other.name}, in turns"
-        stored = baseline.count(self.settings.baseline_dir, self.hardware.id)
-        return f"{stored} baselines in {baseline.from_here(self.settings.baseline_dir / self.hardware.id)}"
+        folder, root = self.settings.baseline_dir, self.config.rootpath
+        stored = baseline.count(folder, self.hardware.id)
+        text = f"{stored} baseline{'' if stored == 1 else 's'} in {baseline.from_here(folder / self.hardware.id)}"
+        if not stored and self.config.inipath is None and folder.is_relative_to(root):
+            # From all paths on the command line, also those that are an option's: another report, another folder.
+            text += f" (there is no ini file, and pytest guessed that the project is {root})"
+        return text
 
     def _devices(self) -> str:
         hardware = self.hardware
