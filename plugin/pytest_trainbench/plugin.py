@@ -478,7 +478,10 @@ def bench(
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
             if values := record.values(name):
-                request.node.user_properties.append((name, f"{median(values):.6g}"))
+                value = median(values)
+                # Whole numbers in full: of bytes every one counts.
+                text = f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
+                request.node.user_properties.append((name, text))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
         if session.fails(row):
