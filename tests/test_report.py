@@ -251,7 +251,7 @@ def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
                     samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
-                    FLOPs: 1.49012e+13 → {flops:.6g} FLOP, {moved}: incomparable
+                    FLOPs: 14,901,161,193,847 → {now} FLOP, {moved}: incomparable
           launches  3 against 3
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
@@ -408,6 +408,12 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
         """)  # noqa: E501
         + "\n"
     )
+
+
+def test_markdown_says_a_drift_before_the_table_and_that_there_are_too_few_nights_after_it() -> None:
+    drift, few = "drift: a: step time 2.4% worse since 2026-10-02", "history: 3 nights of these rows"
+    report = markdown.report([OK], "header", {}, [few, drift])
+    assert report.index(f"\n- {drift}\n") < report.index("| case ") < report.index(f"\n- {few}\n")
 
 
 def test_markdown_unfolds_the_first_failures_and_of_each_shows_the_first_line() -> None:

@@ -23,7 +23,7 @@ OPENED = 3
 
 
 def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame], trend: Sequence[str] = ()) -> str:
-    """What is red comes first: of a hundred rows the table alone is longer than a screen."""
+    """What is red and what drifts comes first: of a hundred rows the table alone is longer than a screen."""
     parts = [f"## Training benchmark: {counts(rows)}", header]
     red = [failure(row) for row in rows if OUTCOMES[row.verdict.outcome] == "fails"]
     left, short = DETAILS_MOST, []
@@ -38,8 +38,11 @@ def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame],
         parts.append(f"<{how}>{summary}\n\n```text\n{text}\n```\n\n</details>")
     if short:
         parts.append("\n".join(["In full in the log and in JUnit's file:", "", *short]))
+    drifts = [line for line in trend if line.startswith("drift")]
+    if drifts:
+        parts.append("\n".join(f"- {line}" for line in drifts))
     parts.append(grid(rows, "pipe"))
-    if said := [*notes(rows), *trend]:
+    if said := [*notes(rows), *(line for line in trend if line not in drifts)]:
         parts.append("\n".join(f"- {note}" for note in said))
     parts += [derived(f"### {title}", table, "pipe") for title, table in tables.items()]
     return "\n\n".join(parts) + "\n"

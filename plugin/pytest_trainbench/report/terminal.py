@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
-from pytest_trainbench.metrics import METRICS, Counted, host_bound
+from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.record import Record, as_stored
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
@@ -187,7 +187,7 @@ def _replaced(save: Saved) -> str:
 def _spell(change: Change) -> str:
     metric = METRICS[change.metric]
     before, now, unit = f"{change.before:,.6g}", f"{change.now:,.6g}", metric.unit
-    if isinstance(metric.gate, Counted):
+    if isinstance(metric.gate, Counted | Exact):
         before, now = exactly(change.before), exactly(change.now)
     elif unit == "B":
         before, now, unit = mib(change.before), mib(change.now), "MiB"
