@@ -159,6 +159,43 @@ def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_non
     result.stdout.no_fnmatch_line("*no case*")
 
 
+def test_a_case_that_fails_before_it_is_measured_is_a_row_of_the_report_too(project: pytest.Pytester) -> None:
+    """Or the summary of a red night would be green."""
+    project.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.fixture
+        def data():
+            raise OSError("no such disk")
+
+        def test_by_a_fixture(bench, data): ...
+
+        def test_by_itself(bench):
+            bench("my_steps:my_step", width=16)
+
+        @pytest.mark.mesh("dp2")
+        def test_by_its_mesh(bench, mesh): ...
+
+        @pytest.mark.xfail
+        def test_as_expected(bench):
+            assert False
+
+        def test_plain():
+            assert False
+        """
+    )
+    result = pytest_run(project, "--report-md", "summary.md")
+    result.assert_outcomes(errors=2, failed=2, xfailed=1)
+    text = (project.path / "summary.md").read_text()
+    assert text.startswith("## Training benchmark: 1 invalid, 2 crash\n")
+    assert re.findall("<summary>(.*)</summary>", text) == [
+        "crash: by_a_fixture: OSError: no such disk",
+        "crash: by_itself: TypeError: bench.&lt;locals&gt;.run() missing 1 required keyword-only argument: 'mesh'",
+        "invalid: by_its_mesh: the mesh marker takes degrees by name: @pytest.mark.mesh(dp=2, tp=2)",
+    ]
+
+
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
 def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str) -> None:
     project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")

@@ -351,7 +351,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
-    nothing_starts = session.config.option.collectonly or hasattr(session.config, "workerinput")
+    nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware
@@ -437,7 +437,7 @@ def bench(
         loss_tolerance: float = 0.05,
         **params: Any,
     ) -> Record:
-        if hasattr(request.config, "workerinput"):
+        if _is_worker(request.config):
             pytest.fail(
                 "a training benchmark needs the machine to itself: run it without -n (pytest-xdist)",
                 pytrace=False,
@@ -495,11 +495,20 @@ def bench(
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too."""
+    """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too, and so is
+    one that fails before anything is measured."""
     report = yield
     if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
         verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
         item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
+    told = any(name == "trainbench_outcome" for name, _ in item.user_properties)
+    if is_case(item) and call.excinfo is not None and report.failed and not told and not _is_worker(item.config):
+        # It never came to be measured: a report without it would be green where the run is red.
+        refused = call.excinfo.errisinstance(FAILED)
+        outcome, words = "invalid" if refused else "crash", "" if refused else f"{call.excinfo.typename}: "
+        verdict = Verdict(outcome=outcome, reason=f"{words}{call.excinfo.value}".partition("\n")[0])
+        item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
+        item.user_properties.append(("trainbench_outcome", outcome))
     crash = getattr(report.longrepr, "reprcrash", None)
     if is_case(item) and crash is not None and call.excinfo is not None and call.excinfo.errisinstance(FAILED):
         # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
@@ -540,6 +549,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours.saves:
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.saved(ours.saves))
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of pytest-xdist's processes."""
+    return hasattr(config, "workerinput")
 
 
 def _all_skipped(rows: list[Row]) -> bool:
