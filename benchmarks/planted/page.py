@@ -80,7 +80,10 @@ def outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
 
 def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     yield "## Faults"
-    yield "*Should be* red are the rows that a fault slows down; *not red* those that it has nothing to do with."
+    yield (
+        "*Should be* red are the rows that a fault makes slower or larger; *not red* those that it has nothing to do"
+        " with."
+    )
     rows = []
     for before, *others in series:
         for run in others:
