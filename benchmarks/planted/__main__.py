@@ -14,13 +14,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted", description="real slowdowns, planted")
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("run", help="measure; further arguments are pytest's")
-    measuring.add_argument("file", type=Path, help="a new file, one run a line")
+    measuring.add_argument("file", type=Path, help="a new file, one run a line; before pytest's arguments")
     measuring.add_argument("--nights", type=int, default=10, help="runs with nothing changed (default: 10)")
     measuring.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="default: all")
     printing = commands.add_parser("page", help="print what was measured")
     printing.add_argument("files", type=Path, nargs="+")
     options, arguments = parser.parse_known_args()
     if options.command == "run":
+        if options.file.suffix != ".jsonl":
+            parser.error(f"the file comes first and ends in .jsonl: {options.file} does not")
         if options.file.exists():
             parser.error(f"{options.file} exists: its baselines are of another run; name a new file")
         for run in runs.run([runs.UNCHANGED] * options.nights + options.faults, arguments):
@@ -28,7 +30,10 @@ def main() -> None:
     elif arguments:
         parser.error(f"page takes files only, not {' '.join(arguments)}")
     else:
-        print("\n\n".join(page([runs.read(path) for path in options.files])))
+        try:
+            print("\n\n".join(page([runs.read(path) for path in options.files])))
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
 
 
 if __name__ == "__main__":
