@@ -39,6 +39,7 @@ LADDER = (
     "causes",
     "verdict",
     "drift",
+    "turned",
     "settings",
     "frame",
     # Text.

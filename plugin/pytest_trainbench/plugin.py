@@ -22,6 +22,7 @@ from pytest_trainbench import against, baseline, causes, drift, history, hooks, 
 from pytest_trainbench.against import Other
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.detect import find
+from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of, resolve
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
@@ -29,6 +30,7 @@ from pytest_trainbench.metrics import METRICS, Gates, gates
 from pytest_trainbench.record import Record, dump
 from pytest_trainbench.report import calibration, cost, effects, markdown, terminal, trend
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.turned import Turned, turned
 from pytest_trainbench.verdict import OUTCOMES, Verdict
 
 if TYPE_CHECKING:
@@ -189,6 +191,20 @@ class Session:
         return row.verdict.fails(ci=self.settings.ci, on_improvement=self.settings.fail_on_improvement)
 
     @cached_property
+    def earlier(self) -> tuple[list[history.Run], list[str]]:
+        """Runs of this hardware that the history has, but for this one, and what could not be read."""
+        if self.log is None:
+            return [], []
+        since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
+        runs, problems = history.read_runs(self.log.path.parent, since=since)
+        return [run for run in runs if run.path != self.log.path], problems
+
+    def turned(self, record: Record) -> Turned | None:
+        """Since when a row is red that is red now."""
+        earlier, _ = self.earlier
+        return turned(earlier, record.case.id, Environment.from_json(record.environment))
+
+    @cached_property
     def trend(self) -> list[str]:
         """What the history says of this run, which is part of it from here on."""
         log, folder = self.log, self.settings.history
@@ -200,10 +216,9 @@ class Session:
             tonight = history.read_run(log.path)
         except ValueError as error:  # somebody took it away meanwhile
             return [f"history: {error}"]
-        since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
-        runs, problems = history.read_runs(folder / self.hardware.id, since=since)
+        earlier, problems = self.earlier
         found = drift.watch(
-            [run for run in runs if run.path != log.path],
+            earlier,
             tonight,
             night_error=self.settings.night_error,
             floor=self.settings.floor,
@@ -472,6 +487,8 @@ def bench(
             raise FAILED(terminal.failure(row), pytrace=False) from None
         record = row.record
         assert record is not None
+        if session.fails(row):
+            row = dataclasses.replace(row, turned=session.turned(record))
         session.rows.append(row)
         if not row.same_as:
             session.keep(row, record)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.calibration import Calibration
+from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Row:
     compares this row alone once more.
     accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
     by_hand: the command that runs the case without pytest. same_as: the test of the same case whose measurement this
-    is. calibration: what ``--calibrate`` found.
+    is. calibration: what ``--calibrate`` found. turned: since when it is red.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Row:
     detail: str = ""
     same_as: str = ""
     calibration: Calibration | None = None
+    turned: Turned | None = None
 
 
 def table(rows: Sequence[Row]) -> pd.DataFrame:

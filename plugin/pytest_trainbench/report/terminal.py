@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
+from pytest_trainbench.environment import Difference
 from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.record import Record, as_stored
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import OUTCOMES, Change, exactly, fact, movement
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUSPECTS_SHOWN = 12
+
+NOTHING_DIFFERS = "nothing that is recorded of the environment"
 
 PARTS = ("compute_ms", "exposed_communication_ms", "host_ms")
 """Metrics that say which part of a step grew."""
@@ -99,6 +103,8 @@ def failure(row: Row) -> str:
         facts += _listed("parts", _parts(row, row.baseline, row.record))
         facts += _listed("machine", _conditions(row))
         facts += _suspects(row)
+    if row.turned:
+        facts += _listed("since", _since(row.turned))
     if row.accept:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
@@ -198,12 +204,22 @@ def _spell(change: Change) -> str:
 
 def _suspects(row: Row) -> list[tuple[str, str]]:
     if not row.verdict.suspects:
-        return [("differs", "nothing that is recorded of the environment")]
-    texts = [f"{name}: {fact(before)} → {fact(now)}" for name, before, now in row.verdict.suspects]
+        return [("differs", NOTHING_DIFFERS)]
+    return _listed("differs", _differing(row.verdict.suspects))
+
+
+def _since(turned: Turned) -> list[str]:
+    """When a row turned red, and what changed there."""
+    first = "this run" if turned.first is None else f"{turned.first}, {turned.runs} runs in a row"
+    if turned.green is None:
+        return [f"{first}; no green run is kept"]
+    return [f"{first}; green on {turned.green}; between them:", *(_differing(turned.differs) or [NOTHING_DIFFERS])]
+
+
+def _differing(differences: Sequence[Difference]) -> list[str]:
+    texts = [f"{name}: {fact(before)} → {fact(now)}" for name, before, now in differences]
     more = len(texts) - SUSPECTS_SHOWN
-    if more > 0:
-        texts = [*texts[:SUSPECTS_SHOWN], f"and {more} more"]
-    return _listed("differs", texts)
+    return [*texts[:SUSPECTS_SHOWN], f"and {more} more"] if more > 0 else texts
 
 
 def _listed(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:

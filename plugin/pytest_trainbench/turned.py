@@ -1,0 +1,53 @@
+"""Since which run is a row red, and what changed between its last green run and the first red one? Pure.
+
+A baseline may be months old, and much has changed since: what changed in the night in which a row turned red is fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timezone
+
+from pytest_trainbench.environment import Difference, Environment, differences
+from pytest_trainbench.history import Run
+from pytest_trainbench.verdict import OUTCOMES
+
+GREEN = ("ok", "saved", "improvement")
+"""Outcomes after which a row was in order. Others that do not fail say nothing: such a run is passed over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turned:
+    """first: day (UTC) of the first of the red ``runs`` in a row, of which this is the last; ``None`` where this is the
+    only one. green: day of the last green run before them, and ``differs`` what of the environment changed from it to
+    the first red one; ``None`` where no green run is kept."""
+
+    runs: int
+    first: date | None
+    green: date | None
+    differs: tuple[Difference, ...] = ()
+
+
+def turned(earlier: Sequence[Run], case_id: str, now: Environment) -> Turned | None:
+    """Of a row that is red now; ``earlier`` runs, the oldest first. ``None`` where they know nothing of it."""
+    reds: list[Run] = []
+    for run in reversed(earlier):
+        entry = run.entries.get(case_id)
+        if entry is None:
+            continue
+        if OUTCOMES.get(entry.outcome) == "fails":
+            reds.append(run)
+        elif entry.outcome in GREEN:
+            first = reds[-1].environment if reds else now
+            return Turned(
+                runs=len(reds) + 1,
+                first=_day(reds[-1]) if reds else None,
+                green=_day(run),
+                differs=tuple(differences(run.environment, first)),
+            )
+    return Turned(runs=len(reds) + 1, first=_day(reds[-1]), green=None) if reds else None
+
+
+def _day(run: Run) -> date:
+    return run.started.astimezone(timezone.utc).date()

@@ -1,0 +1,104 @@
+"""Since which run a row is red, and what changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from samples import case, launch, record
+
+from pytest_trainbench.environment import Environment
+from pytest_trainbench.history import Entry, Run
+from pytest_trainbench.report import terminal
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.turned import Turned, turned
+from pytest_trainbench.verdict import judge
+
+START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
+CASE = case()
+
+
+def environment(commit: str) -> Environment:
+    return Environment(must_match={}, suspects={"commit": commit}, machine="0123abcd")
+
+
+def runs(outcomes: Sequence[str]) -> list[Run]:
+    """One a night, each of a commit of its own; ``""`` is a night without the case."""
+    return [
+        Run(
+            path=Path(f"{night}.jsonl"),
+            started=START + timedelta(days=night),
+            hardware="h200",
+            environment=environment(f"c{night}"),
+            entries={CASE.id: Entry(id=CASE.id, label="a", outcome=outcome, baseline="", launches=())}
+            if outcome
+            else {},
+        )
+        for night, outcome in enumerate(outcomes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "expected"),
+    [
+        ([], None),
+        (["", ""], None),
+        (["ok", "ok"], (1, None, 1, ("c1", "now"))),
+        (["saved", "regression", "crash"], (3, 1, 0, ("c0", "c1"))),
+        (["improvement", "noisy", "regression", "", "noisy", "oom"], (2, 2, 0, ("c0", "c2"))),
+        (["regression", "ok", "regression"], (2, 2, 1, ("c1", "c2"))),
+        (["environment", "invalid"], (3, 0, None, None)),
+        (["no-baseline", "skipped"], None),
+    ],
+    ids=["first", "not in it", "tonight", "nights", "passed over", "again", "never green", "never judged"],
+)
+def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
+    earlier: list[str], expected: tuple[int, int | None, int | None, tuple[str, str] | None] | None
+) -> None:
+    def day(night: int | None) -> date | None:
+        return None if night is None else date(2026, 9, 1) + timedelta(days=night)
+
+    found = turned(runs(earlier), CASE.id, environment("now"))
+    if expected is None:
+        assert found is None
+        return
+    count, first, green, commits = expected
+    differs = (("commit", *commits),) if commits else ()
+    assert found == Turned(runs=count, first=day(first), green=day(green), differs=differs)
+
+
+@pytest.mark.parametrize(
+    ("since", "lines"),
+    [
+        (
+            Turned(
+                runs=3,
+                first=date(2026, 9, 2),
+                green=date(2026, 9, 1),
+                differs=(("torch", "2.11.0", "2.13.0"), ("commit", "a1", "b2")),
+            ),
+            [
+                "since     2026-09-02, 3 runs in a row; green on 2026-09-01; between them:",
+                "          torch: 2.11.0 → 2.13.0",
+                "          commit: a1 → b2",
+            ],
+        ),
+        (
+            Turned(runs=1, first=None, green=date(2026, 9, 1)),
+            [
+                "since     this run; green on 2026-09-01; between them:",
+                "          nothing that is recorded of the environment",
+            ],
+        ),
+        (
+            Turned(runs=2, first=date(2026, 9, 1), green=None),
+            ["since     2026-09-01, 2 runs in a row; no green run is kept"],
+        ),
+    ],
+)
+def test_a_red_test_says_since_when(since: Turned, lines: list[str]) -> None:
+    now, before = record(*[launch(150.0)] * 3), record(*[launch(100.0)] * 3)
+    text = terminal.failure(Row(label="a", verdict=judge(now, before), record=now, baseline=before, turned=since))
+    assert "\n".join(f"  {line}" for line in lines) in text
