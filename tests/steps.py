@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +66,8 @@ def _end(fault: str) -> None:
         "oom": lambda: torch.ones(10**10),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),
         "child": _leave_a_child,
+        "thread": lambda: threading.Thread(target=time.sleep, args=(1000,)).start(),
+        "process": lambda: multiprocessing.get_context("spawn").Process(target=time.sleep, args=(1000,)).start(),
     }
     if fault in ways:
         ways[fault]()

@@ -118,6 +118,15 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
+@pytest.mark.parametrize("fault", ["thread", "process"])
+def test_what_a_step_leaves_running_does_not_keep_its_rank_alive(tmp_path: Path, fault: str) -> None:
+    """The interpreter would wait for both until the launch's limit, and 10 s longer."""
+    began = time.monotonic()
+    ended = run(tmp_path, fault=fault, limit_s=300)
+    assert (ended.outcome, len(ended.traces), alive(tmp_path)) == ("ok", 2, [])
+    assert time.monotonic() - began < 60
+
+
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="raise")
     assert "raise error" in ended.detail and "RuntimeError: planted" in ended.detail

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+LINGER_S = 5.0
+"""How long a rank that has written its trace may take to end by itself."""
+
 LOST_PEER = re.compile(
     r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
     re.IGNORECASE,
@@ -166,6 +169,14 @@ def main(job_path: str) -> None:
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
+    threading.Thread(target=_end_soon, name="end-soon", daemon=True).start()
+
+
+def _end_soon() -> None:
+    """The interpreter waits without a limit for threads and processes that a step left running; all is measured."""
+    time.sleep(LINGER_S)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
