@@ -102,6 +102,19 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
     assert not alive(tmp_path)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_exits_as_if_all_were_well_ends_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """For the agent it has not failed, only not returned yet."""
+    monkeypatch.setattr(launching, "GRACE_S", 2.0)
+    before = signal.getsignal(signal.SIGTERM)
+    ended = run(tmp_path, ranks=ranks, fault="exit 0")
+    died = f"rank {ranks - 1} exited with code 0 while building the step"
+    assert (ended.outcome, ended.reason, alive(tmp_path)) == ("crash", died, [])
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_an_error_of_its_own_that_reads_like_a_lost_peer_is_still_the_culprits(tmp_path: Path) -> None:
     """A download that is refused on one rank, say, while the others wait for it."""
     ended = run(tmp_path, fault="refused")
@@ -227,7 +240,7 @@ def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path, mo
     def gone(_: str) -> None:
         raise BrokenPipeError
 
-    with launching._watched(job, gone):
+    with launching._watched(job, gone, launching.Seen()):
         until = time.monotonic() + 10
         while not killed and time.monotonic() < until:
             time.sleep(0.02)

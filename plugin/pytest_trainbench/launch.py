@@ -7,8 +7,10 @@ heavy libraries imported already. No device is touched in this process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import shlex
@@ -97,14 +99,15 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
+    seen = Seen()
     devices: dict[str, list[float]] = {}
     try:
-        with _signals_kept(), _quiet_agent(), _watched(job, progress), _sampled(job) as devices:
+        with _signals_kept(), _quiet_agent(), _watched(job, progress, seen), _sampled(job) as devices:
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
         exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
     except SignalException as error:
-        stopped_by = int(error.sigval)
+        stopped_by = None if seen.stopped else int(error.sigval)
     except (EOFError, OSError):
         # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
         if not any(_size(job.folder / f"hang-{rank}.txt") for rank in range(job.case.mesh.world_size)):
@@ -116,7 +119,7 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
     torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__, str(path)]
-    return replace(_collect(job, exit_codes), by_hand=shlex.join(torchrun), devices=devices)
+    return replace(_collect(job, exit_codes, seen.gone), by_hand=shlex.join(torchrun), devices=devices)
 
 
 def read_traces(job: worker.Job) -> tuple[Trace, ...]:
@@ -125,7 +128,7 @@ def read_traces(job: worker.Job) -> tuple[Trace, ...]:
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
-def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
+def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int]) -> Ended:
     ranks = range(job.case.mesh.world_size)
     failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
@@ -139,7 +142,8 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
     told = {failure.rank for failure in failures} | set(hung)
     silent = [rank for rank in ranks if rank not in told and not _size(traces[rank])]
-    vanished = [rank for rank in silent if rank in exit_codes]  # the agent stopped the other silent ones itself
+    # The agent stopped the other silent ones itself. To it, an exit code of 0 is no failure.
+    vanished = [rank for rank in silent if rank in exit_codes] or [rank for rank in silent if rank in gone]
     if failures and not (vanished and failures[0].lost_peer):
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
@@ -155,7 +159,7 @@ def _collect(job: worker.Job, exit_codes: dict[int, int]) -> Ended:
             detail=_sections(job, hung[0], stacks),
         )
     died = (vanished or silent)[0]
-    code = exit_codes.get(died)
+    code = exit_codes.get(died, 0 if died in gone else None)
     how = "ended without a word"
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -219,20 +223,45 @@ def _ranks(folder: Path) -> set[int]:
     return found
 
 
+@dataclass(kw_only=True)
+class Seen:
+    """``gone``: the ranks that ended first, before anybody could stop them, if they left nothing. ``stopped``: whether
+    the agent had to be."""
+
+    gone: set[int] = field(default_factory=set)
+    stopped: bool = False
+
+
 @contextlib.contextmanager
-def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]:
-    """Tell ``progress`` of each new phase; kill the ranks if the launch outlives its limit."""
+def _watched(job: worker.Job, progress: Callable[[str], None], seen: Seen) -> Iterator[None]:
+    """Tell ``progress`` of each new phase; kill the ranks if the launch outlives its limit, and end it if a rank ended
+    with 0 in the middle of its work: for what that rank was to return, the agent waits without a limit."""
     done = threading.Event()
     deadline = time.monotonic() + job.limit_s + GRACE_S
 
     def watch() -> None:
-        shown = ""
-        while not done.wait(0.1):
+        shown, first_end, stop_at = "", True, math.inf
+        for look in itertools.count():
+            if done.wait(0.1):
+                return
             phase = _phase(job.folder, 0)
             if phase != shown:
                 shown = phase
                 with contextlib.suppress(Exception):  # a terminal that is gone must not take the limit along
                     progress(phase)
+            # Twice a second: it costs 0.3 ms of a core that may be busy, and a rank that lost a peer waits for 1 s.
+            ended = set() if look % 5 else _ended(job.folder)
+            if ended and first_end:
+                first_end = False
+                # Where one of them failed, the agent may have stopped the others meanwhile.
+                seen.gone |= set() if any(_told(job.folder, rank) for rank in ended) else ended
+            if stop_at == math.inf and (seen.gone or len(ended) == job.case.mesh.world_size):
+                stop_at = time.monotonic() + GRACE_S
+            if time.monotonic() > stop_at:
+                _kill_ranks(job.folder)
+                seen.stopped = True
+                os.kill(os.getpid(), signal.SIGTERM)  # where there were ranks, the agent's handler is installed
+                return
             if time.monotonic() > deadline:
                 for rank in range(job.case.mesh.world_size):
                     stacks = job.folder / f"hang-{rank}.txt"
@@ -251,6 +280,26 @@ def _watched(job: worker.Job, progress: Callable[[str], None]) -> Iterator[None]
     finally:
         done.set()
         thread.join()
+
+
+def _ended(folder: Path) -> set[int]:
+    """Ranks that were there and are no more."""
+    found = set()
+    for path in folder.glob("pid-*"):
+        try:
+            stat = Path(f"/proc/{int(path.read_text())}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            stat = ") Z"
+        except (OSError, ValueError):  # it is just being written, say
+            continue
+        if stat.rpartition(")")[2].split()[0] in ("Z", "X"):
+            found.add(int(path.name.removeprefix("pid-")))
+    return found
+
+
+def _told(folder: Path, rank: int) -> bool:
+    """Whether a rank left anything: what it measured, or why it could not."""
+    return any(_size(folder / name) for name in (f"trace-{rank}.json", f"failure-{rank}.json", f"hang-{rank}.txt"))
 
 
 @contextlib.contextmanager
@@ -319,7 +368,12 @@ def _signals_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
     """The agent logs every event and each failing rank at length; a failure is reported once, by us."""
-    names = ("torch.distributed.elastic", "torch.multiprocessing.spawn", "torchelastic-events-null")
+    names = (
+        "torch.distributed.elastic",
+        "torch.distributed.elastic.agent.server.api",
+        "torch.multiprocessing.spawn",
+        "torchelastic-events-null",
+    )
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in levels:
         logger.setLevel(logging.CRITICAL + 1)
