@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -62,7 +63,8 @@ def _end(fault: str) -> None:
         "raise": lambda: _raise(RuntimeError("planted")),
         "exit": lambda: os._exit(3),
         "exit 0": lambda: os._exit(0),
-        "kill": lambda: os.kill(os.getpid(), 9),
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "hang": lambda: time.sleep(1000),
         "oom": lambda: torch.ones(10**10),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),

@@ -25,6 +25,7 @@ from pytest_trainbench.conditions import (
     counted,
     counters,
     host,
+    oom_kills,
     sorting_s,
     worst,
 )
@@ -90,6 +91,23 @@ def test_the_quota_of_either_version_is_found(groups: str, stat: str, root: Path
     assert "periods" not in counters(root)
     write(root, stat, "usage_usec 1\nnr_periods 20\nnr_throttled 5\nthrottled_usec 9\n")
     assert {name: value for name, value in counters(root).items() if name != "at_s"} == {"periods": 20, "throttled": 5}
+
+
+@pytest.mark.parametrize(
+    ("groups", "path", "text"),
+    [
+        ("0::/a/b\n", "sys/fs/cgroup/a/b/memory.events", "low 0\nhigh 0\nmax 7\noom 2\noom_kill 3\n"),
+        ("0::/not/here\n", "sys/fs/cgroup/memory.events", "oom 2\noom_kill 3\n"),
+        ("4:memory:/x\n2:cpu:/y\n0::/\n", "sys/fs/cgroup/memory/x/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+        ("4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n"),
+    ],
+)
+def test_what_the_kernel_killed_for_want_of_memory_is_counted(groups: str, path: str, text: str, root: Path) -> None:
+    assert oom_kills(root) is None
+    write(root, "proc/self/cgroup", groups)
+    assert oom_kills(root) is None
+    write(root, path, text)
+    assert oom_kills(root) == (3 if "oom_kill 3" in text else None), "kernels before 4.13 do not count"
 
 
 def test_where_nothing_can_be_read_nothing_is_known(root: Path) -> None:

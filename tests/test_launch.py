@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from ranks import TURN
 
+from pytest_trainbench import conditions
 from pytest_trainbench import launch as launching
 from pytest_trainbench.case import Case
 from pytest_trainbench.launch import Ended, launch
@@ -93,13 +94,39 @@ def test_a_planted_delay_is_in_every_step(tmp_path: Path) -> None:
     [
         ("raise", "crash", "rank 1 failed while building the step: RuntimeError: planted"),
         ("exit", "crash", "rank 1 exited with code 3 while building the step"),
-        ("kill", "crash", "rank 1 was killed by SIGKILL while building the step"),
+        ("segfault", "crash", "rank 1 was killed by SIGSEGV while building the step"),
     ],
 )
 def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome: str, reason: str) -> None:
     ended = run(tmp_path, fault=fault)
     assert (ended.outcome, ended.reason) == (outcome, reason)
     assert not alive(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("counts", "outcome", "told"),
+    [
+        ([4, 5], "oom", ": out of the host's memory, as the kernel's out-of-memory killer counts"),
+        ([4, 4], "crash", "; not by the kernel's out-of-memory killer, which counts none"),
+        ([None], "crash", "; by the kernel's out-of-memory killer, usually: dmesg tells"),
+    ],
+)
+def test_who_may_have_killed_a_rank_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], outcome: str, told: str
+) -> None:
+    killed = iter(counts)
+    monkeypatch.setattr(conditions, "oom_kills", lambda: next(killed))
+    ended = run(tmp_path, fault="kill")
+    assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
+
+
+def test_a_worker_that_was_killed_for_want_of_memory_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = iter([4, 5])
+    monkeypatch.setattr(conditions, "oom_kills", lambda: next(killed))
+    ended = run(tmp_path, fault="raise")
+    assert ended.outcome == "crash" and "planted; the kernel's out-of-memory killer ended" in str(ended.reason)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -246,21 +246,35 @@ def _cpu_s(root: Path, pid: int) -> float:
 
 
 def _quota(root: Path) -> dict[str, float]:
-    """Periods of this process's cgroup, and those in which its quota ran out; version 1 or 2."""
+    """Periods of this process's cgroup, and those in which its quota ran out."""
+    stat = _cgroup(root, "cpu", "cpu.stat", having="nr_periods")
+    return {"periods": float(stat["nr_periods"]), "throttled": float(stat["nr_throttled"])} if stat else {}
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How many processes of this process's cgroup the kernel's out-of-memory killer has ended so far, for want of the
+    cgroup's memory or the host's; ``None`` where the kernel does not say."""
+    events = _cgroup(root, "memory", "memory.events", "memory.oom_control", having="oom_kill")
+    return int(events["oom_kill"]) if events else None
+
+
+def _cgroup(root: Path, controller: str, *files: str, having: str) -> dict[str, str]:
+    """The first of these files of this process's cgroup, version 1 or 2, that has such a line; empty where none has."""
     try:
         entries = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
         return {}
     for _, controllers, path in entries:
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        mounted = root / "sys/fs/cgroup" / (controller if controllers else "")
         # Inside a container the path may be the host's, and its own folder stands at the top.
         for folder in (mounted / path.lstrip("/"), mounted):
-            with suppress(OSError, ValueError):
-                stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-                if "nr_periods" in stat:
-                    return {"periods": float(stat["nr_periods"]), "throttled": float(stat["nr_throttled"])}
+            for file in files:
+                with suppress(OSError, ValueError):
+                    stat = dict(line.split() for line in (folder / file).read_text().splitlines())
+                    if having in stat:
+                        return stat
     return {}
 
 

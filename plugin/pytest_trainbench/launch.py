@@ -38,6 +38,13 @@ it was never started: the fork server was not ready and has been killed
 a module of trainbench_preload may hang when it is imported
 """
 
+OOM_KILLER = {
+    True: ": out of the host's memory, as the kernel's out-of-memory killer counts",
+    False: "; not by the kernel's out-of-memory killer, which counts none",
+    None: "; by the kernel's out-of-memory killer, usually: dmesg tells",
+}
+"""Who may have sent SIGKILL, by whether that killer ended processes of ours meanwhile."""
+
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
 """Tells the fork server what to import: its only way to know."""
 
@@ -100,6 +107,7 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
     seen = Seen()
+    killed_before = conditions.oom_kills()
     devices: dict[str, list[float]] = {}
     try:
         with _signals_kept(), _quiet_agent(), _watched(job, progress, seen), _sampled(job) as devices:
@@ -119,7 +127,9 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
     torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__, str(path)]
-    return replace(_collect(job, exit_codes, seen.gone), by_hand=shlex.join(torchrun), devices=devices)
+    killed = None if killed_before is None else conditions.oom_kills()
+    out_of_memory = None if killed_before is None or killed is None else killed > killed_before
+    return replace(_collect(job, exit_codes, seen.gone, out_of_memory), by_hand=shlex.join(torchrun), devices=devices)
 
 
 def read_traces(job: worker.Job) -> tuple[Trace, ...]:
@@ -128,7 +138,8 @@ def read_traces(job: worker.Job) -> tuple[Trace, ...]:
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
-def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int]) -> Ended:
+def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of_memory: bool | None) -> Ended:
+    """``out_of_memory``: whether the kernel ended processes for that meanwhile; ``None`` where it does not say."""
     ranks = range(job.case.mesh.world_size)
     failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
@@ -150,6 +161,8 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int]) -> End
         if first.kind == "timeout":
             others = [f"rank {rank} was {_phase(job.folder, rank)}" for rank in ranks if rank != first.rank]
             reason += f"; {', '.join(others)}" if others else ""
+        if first.kind == "crash" and out_of_memory:
+            reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
         stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
@@ -163,9 +176,11 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int]) -> End
     how = "ended without a word"
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    reason = f"rank {died} {how} while {_phase(job.folder, died)}"
+    killed = code == -signal.SIGKILL
     return Ended(
-        outcome="crash",
-        reason=f"rank {died} {how} while {_phase(job.folder, died)}",
+        outcome="oom" if killed and out_of_memory else "crash",
+        reason=f"{reason}{OOM_KILLER[out_of_memory]}" if killed else reason,
         detail=_sections(job, died, ""),
     )
 
