@@ -358,6 +358,53 @@ def test_which_side_failed_is_said(
     assert order == "AB", "the other side of a failure is still seen"
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "ends", "reason", "expected"),
+    [
+        ([130.0] * 3, [100.0] * 4, "crash", "this side, not main (0123456789ab): because", "ABBAABB"),
+        ([130.0] * 4, [100.0] * 4, "noisy", runner.UNSETTLED, "ABBAABB"),
+    ],
+    ids=["failed", "measured"],
+)
+def test_a_launch_whose_partner_has_no_time_counts_where_it_failed(
+    mine: list[float],
+    theirs: list[float],
+    ends: str,
+    reason: str,
+    expected: str,
+    tmp_path: Path,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each launch takes 10 of the 75 s: after three pairs there is time for one launch more."""
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(HereNoted.order)))
+    machine.ended = FAILURES["crash"]
+    found, order = compared(tmp_path, machine, *mine, before=tuple(theirs), run_timeout="75", launches="3")
+    assert (found.verdict.outcome, found.verdict.reason, order) == (ends, reason, expected)
+
+
+def test_a_failure_of_the_other_side_counts_though_ours_has_no_time(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(HereNoted.order)))
+    crash = FAILURES["crash"]
+    found, order = compared(
+        tmp_path, machine, 130.0, 130.0, before=(100.0, 100.0), ended=crash, run_timeout="55", launches="2"
+    )
+    reason = "nothing to compare with: main (0123456789ab): because"
+    assert (found.verdict.outcome, found.verdict.reason, order) == ("crash", reason, "ABBAA")
+
+
+def test_where_one_side_has_no_time_the_other_is_not_started(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side's launches take 30 s of the 105, and ours 10: of 25 that are left."""
+    took = {"A": 30.0, "B": 10.0}
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: sum(took[side] for side in HereNoted.order)))
+    found, order = compared(tmp_path, machine, *[130.0] * 5, before=(100.0,) * 5, run_timeout="105", launches="2")
+    assert (found.verdict.outcome, order) == ("noisy", "ABBA")
+
+
 def test_each_side_is_held_against_a_reference_of_its_own(tmp_path: Path, machine: Machine) -> None:
     _, order = compared(
         tmp_path, machine, *[100.0] * 4, before=(100.0,) * 4, reference=Reference(params={}, loss_tolerance=0.1)

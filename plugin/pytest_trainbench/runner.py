@@ -230,11 +230,13 @@ class Runner:
         how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
         mine, theirs = [], []
         for now, then in self._rounds(case, **how):
-            mine.append(now)
+            mine += [now] if now else []
             theirs += [then] if then else []
             # Of the launch, not of its ranks, which may have ended well with figures that cannot be believed.
             failed = next((ran for ran in (now, then) if ran and ran[0].outcome != "ok"), None)
-            _, ended = failed or now
+            latest = failed or now
+            assert latest is not None
+            _, ended = latest
             if failed is None and len(mine) < self.settings.launches:
                 continue
             record = self._record(self.now, case, label=label, launches=mine)
@@ -261,8 +263,9 @@ class Runner:
         found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors)
         return any(change.outcome == "noisy" for change in found)
 
-    def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran, Ran | None]]:
-        """Launch after launch or, where there is another side, pair after pair."""
+    def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran | None, Ran | None]]:
+        """Launch after launch or, where there is another side, pair after pair. One has no partner where there is no
+        other side, or where it failed."""
         mine = self._launches(self.now, case, **how)
         if self.before is None:
             return ((ran, None) for ran in mine)
@@ -391,16 +394,19 @@ class Runner:
         return ended
 
 
-def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran, Ran]]:
+def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran | None, Ran | None]]:
     """Pairs of a launch now and one before, the other side first, then each side twice: A B, B A, A B, … What grows
     slower or faster all the time is on one side of the first pair and on the other of the next. Ends with the first
-    launch that cannot be had."""
+    launch that cannot be had; what its partner measured is then of no use, and how it failed is."""
     for before_first in cycle((True, False)):
-        drawn = [next(side, None) for side in ((before, now) if before_first else (now, before))]
-        now_ran, before_ran = reversed(drawn) if before_first else drawn
-        if now_ran is None or before_ran is None:
+        sides = (before, now) if before_first else (now, before)
+        if (first := next(sides[0], None)) is None:
             return
-        yield now_ran, before_ran
+        second = next(sides[1], None)
+        if second is not None or first[0].outcome != "ok":
+            yield (second, first) if before_first else (first, second)
+        if second is None:
+            return
 
 
 def _losses(reference: Ended) -> list[float]:
