@@ -471,6 +471,20 @@ def test_a_row_in_doubt_that_the_run_has_no_time_for_is_noisy_and_not_ok(
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("noisy", runner.UNSETTLED, 3)
 
 
+@pytest.mark.parametrize(("last_s", "outcome"), [(41.0, "noisy"), (20.0, "timeout")], ids=["cut off", "hung"])
+def test_a_launch_in_doubt_that_the_end_of_the_run_cuts_off_is_not_called_a_hang(
+    last_s: float, outcome: str, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches take 30 s, so that a fourth is started when 40 of the 130 s are left. A collective hangs for half."""
+    ends = [0.0, 30.0, 60.0, 90.0, 90.0 + last_s]
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: ends[len(machine.jobs)]))
+    machine.ended = FAILURES["timeout"]
+    found = nightly(tmp_path, machine, *[110.0] * 3, run_timeout="130")
+    assert (found.verdict.outcome, len(machine.jobs)) == (outcome, 4)
+    hung = "40 s of the run's 130 s (--run-timeout) were left for it: because"
+    assert found.verdict.reason == (runner.UNSETTLED if outcome == "noisy" else hung)
+
+
 @pytest.mark.parametrize(
     ("left", "launches", "words"),
     [
