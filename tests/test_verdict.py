@@ -535,8 +535,18 @@ def test_judged_metrics_that_went_missing_are_said() -> None:
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1, flops_per_step=7, mfu=0.5, start_s=9.0)
     assert judge(QUIET, before, suspects=SUSPECTS) == Verdict(
         outcome="incomparable",
-        reason="the baseline has peak_allocated_bytes, flops_per_step and this run has not",
+        reason="the baseline has peak allocated memory, FLOPs and this run has not;"
+        " bring that back, or accept its loss",
         suspects=SUSPECTS,
+    )
+
+
+def test_a_step_that_is_no_longer_compiled_is_said_to_be() -> None:
+    found = judge(QUIET, steps(100.0, 100.0, 100.0, graph_breaks=0, recompiles=1))
+    assert (found.outcome, found.reason) == (
+        "incomparable",
+        "the baseline has graph breaks, recompilations and this run has not: its step was compiled and this one was"
+        " not; compile it again, or accept it as another step",
     )
 
 
@@ -619,11 +629,11 @@ def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
 
 def test_the_name_of_the_other_side_stands_for_the_baseline() -> None:
     lacks = judge(record(*[launch()] * 2), record(*[launch(flops_per_step=1)] * 2), against="main")
-    assert lacks.reason == "main has flops_per_step and this run has not"
+    assert lacks.reason == "main has FLOPs and this run has not; bring that back, or accept its loss"
     once, twice = record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2)
     for now, before in ((once, twice), (twice, once)):
         odd = judge(now, before, against="main")
-        words = "not every launch has compute_ms, so that there are no pairs"
+        words = "not every launch has compute time of the device, so that there are no pairs"
         assert (odd.outcome, odd.reason) == ("incomparable", words)
     other = judge(QUIET, QUIET, against="main", must_match=(("power_cap_w", 700, 600),))
     assert other.reason == "main is of other conditions: power_cap_w was 700, is 600"

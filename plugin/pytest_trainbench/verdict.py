@@ -63,6 +63,9 @@ MACHINE_NOISE, HOST_NOISE = 0.005, 0.03
 to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines, and four steps of
 GPT-1.3B that their hosts set the pace of were 2.6 to 5.0 % apart on two."""
 
+COMPILED = {"graph_breaks", "recompiles"}
+"""Metrics that only a compiled step has."""
+
 Priors = Mapping[tuple[str, bool], Prior]
 """Noise by metric and by whether the row is host-bound."""
 
@@ -217,7 +220,7 @@ def judge(
         return Verdict(outcome="improvement", reason=reason, suspects=listed)
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
     if "step_ms" not in judged:
-        return Verdict(outcome="incomparable", reason=f"{theirs} has no step_ms", suspects=listed)
+        return Verdict(outcome="incomparable", reason=f"{theirs} has no step time", suspects=listed)
     early = False
     note: str | None = None
     unlike: tuple[Cause, ...] = ()
@@ -230,10 +233,10 @@ def judge(
             record, policy, early, note = _undisturbed(record, calm, baseline, policy)
         unlike = tuple(causes.of_record(record, baseline))
     if lost := [name for name in judged if not record.values(name)]:
-        reason = f"{theirs} has {', '.join(lost)} and this run has not"
+        reason = _went_missing(lost, theirs)
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
     if against and (odd := [name for name in judged if len(record.values(name)) != len(baseline.values(name))]):
-        reason = f"not every launch has {', '.join(odd)}, so that there are no pairs"
+        reason = f"not every launch has {_titles(odd)}, so that there are no pairs"
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
 
     chances, error = _chances(baseline, policy)
@@ -287,6 +290,18 @@ def _chances(baseline: Record, policy: Policy) -> tuple[list[str], float]:
     judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
     varying = [name for name in judged if _varies(policy.gate(name), baseline.values(name))]
     return varying, min(ERROR_MOST, policy.error / max(1, len(varying)))
+
+
+def _went_missing(names: Sequence[str], theirs: str) -> str:
+    """Of metrics that this run should have, and what to do."""
+    lost = f"{theirs} has {_titles(names)} and this run has not"
+    if not COMPILED.isdisjoint(names):
+        return f"{lost}: its step was compiled and this one was not; compile it again, or accept it as another step"
+    return f"{lost}; bring that back, or accept its loss"
+
+
+def _titles(names: Sequence[str]) -> str:
+    return ", ".join(METRICS[name].title for name in names)
 
 
 def _undisturbed(
