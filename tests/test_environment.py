@@ -168,11 +168,26 @@ def test_a_machine_stays_the_same_when_fewer_of_its_devices_are_used(tmp_path: P
 
 
 def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path):
-    assert capture(CPU, tmp_path, environ={}, torch=TORCH, etc=tmp_path).machine == ""
     (tmp_path / "machine-id").write_text("4d1b\n")
     cpu = capture(CPU, tmp_path, environ={}, torch=TORCH, etc=tmp_path)
     assert cpu.must_match == {"device": "AMD EPYC"}
     assert len(cpu.machine) == 8 and "4d1b" not in cpu.machine
+
+
+@pytest.mark.parametrize("unset", [None, "", "uninitialized\n"])
+def test_a_machine_without_a_machine_id_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: str | None
+):
+    if unset is not None:
+        (tmp_path / "machine-id").write_text(unset)
+
+    def named(name: str) -> str:
+        monkeypatch.setattr("platform.node", lambda: name)
+        return capture(CPU, tmp_path, environ={}, torch=TORCH, etc=tmp_path).machine
+
+    assert named("bench-1") == named("bench-1") != named("bench-2")
+    assert len(named("bench-1")) == 8
+    assert [named(name) for name in ("", "localhost", "localhost.localdomain")] == [""] * 3, "no name of its own"
 
 
 def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Path):

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -80,8 +81,8 @@ class Environment:
     suspects:
         What may differ, and is shown when a number moved.
     machine:
-        Eight hex digits that stay the same on one machine and say nothing about it; empty where it has no
-        identity.
+        Eight hex digits that stay the same on one machine and say nothing about it: of its GPUs, else its
+        ``/etc/machine-id``, else its name. Empty where it has none of them.
     """
 
     must_match: Mapping[str, Value]
@@ -282,8 +283,10 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Value]:
 def _machine(uuids: tuple[str, ...], etc: Path) -> str:
     identity = " ".join(sorted(uuids))
     if not identity:
-        try:
+        with suppress(OSError):
             identity = (etc / "machine-id").read_text(encoding="utf-8").strip()
-        except OSError:
+    if identity in ("", "uninitialized"):  # as in images of containers, and of machines that have not started yet
+        identity = platform.node()
+        if identity.partition(".")[0] == "localhost":
             return ""
     return hashlib.sha256(identity.encode()).hexdigest()[:8] if identity else ""
