@@ -38,6 +38,7 @@ def run(
     limit_s: float = 120,
     cap_gb: float | None = None,
     delay_ms: float = 0.0,
+    reference: tuple[int, float] | None = None,
     **params: object,
 ) -> Ended:
     case = Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params, memory_cap_gb=cap_gb)
@@ -50,6 +51,8 @@ def run(
         plan=QUICK,
         import_path=(HERE,),
         delay_ms=delay_ms,
+        reference_steps=reference and reference[0],
+        step_limit_s=reference and reference[1],
     )
     with TURN:
         return launch(job)
@@ -187,9 +190,22 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
 
 def test_every_rank_hanging_is_ended_by_the_launch_limit_with_its_stack(tmp_path: Path) -> None:
     ended = run(tmp_path, ranks=1, fault="hang", limit_s=4)
-    assert (ended.outcome, ended.reason) == ("timeout", "rank 0 did not finish within 4 s")
+    assert (ended.outcome, ended.reason) == ("timeout", "rank 0 did not finish within 4 s: it was building the step")
     assert "steps.py" in ended.detail
     assert not alive(tmp_path)
+
+
+def test_each_step_of_a_reference_has_the_limit_to_itself(tmp_path: Path) -> None:
+    """Six steps of 1.5 s end within a limit of 6 s each, and one of 12 s does not."""
+    ended = run(tmp_path / "a", ranks=1, replicas=2, slow_ms=1500.0, reference=(6, 6.0))
+    assert (ended.outcome, [len(trace.losses) for trace in ended.traces]) == ("ok", [6])
+    hung = run(tmp_path / "b", ranks=1, replicas=2, slow_ms=12_000.0, reference=(6, 6.0))
+    assert (hung.outcome, hung.reason) == (
+        "timeout",
+        "rank 0 did not finish: it was training step 1 of 6 of the reference; one rank does the work of all there,"
+        " and each step may take 6 s (--launch-timeout)",
+    )
+    assert "steps.py" in hung.detail
 
 
 @pytest.mark.parametrize(
@@ -306,5 +322,7 @@ def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     first, second, third = done.stdout.splitlines()
-    assert first.startswith("timeout|rank 0, 1 did not finish within 2 s|it was never started: the fork server"), first
+    assert first.startswith(
+        "timeout|rank 0, 1 did not finish within 2 s: it was starting|it was never started: the fork server"
+    ), first
     assert (second.startswith("a module of trainbench_preload"), third) == (True, "ok")

@@ -174,6 +174,26 @@ def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
     assert [round(job.limit_s) for job in machine.jobs[-2:]] == [55, 10]
 
 
+def test_each_step_of_a_reference_may_take_as_long_as_a_launch_and_all_no_longer_than_the_run(
+    tmp_path: Path, machine: Machine
+) -> None:
+    """It does on one rank what many share in a launch."""
+    reference = Reference(params={}, loss_tolerance=0.1)
+    assert row(made(tmp_path), case(), reference).verdict.outcome == "no-baseline"
+    row(made(tmp_path, run_timeout="1000"), case(), reference)
+    row(made(tmp_path, run_timeout="100"), case(), reference)
+    limits = [(job.limit_s, job.step_limit_s, job.collective_limit_s) for job in machine.jobs if job.reference_steps]
+    assert [[round(limit) for limit in each if limit] for each in limits] == [
+        [13 * 600, 600, 300],
+        [1000, 600, 300],
+        [100, 100, 50],
+    ]
+    assert [job.step_limit_s for job in machine.jobs if not job.reference_steps] == [None] * 3
+    machine.ended = FAILURES["timeout"]
+    found = row(made(tmp_path, run_timeout="1000"), case(), reference).verdict
+    assert found.reason == "the unsharded reference failed: because", "the run has time left"
+
+
 def test_a_hang_is_not_put_down_to_a_run_that_has_time_left(tmp_path: Path, machine: Machine) -> None:
     """Where the run may take less than a launch, each launch is given what is left; a collective waits half of that."""
     machine.ended = FAILURES["timeout"]

@@ -166,9 +166,15 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
         stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
+        reason = f"rank {', '.join(map(str, hung))} did not finish"
+        if job.step_limit_s is None:
+            reason += f" within {job.limit_s:g} s: it was {_phase(job.folder, hung[0])}"
+        else:
+            reason += f": it was {_phase(job.folder, hung[0])}; one rank does the work of all there,"
+            reason += f" and each step may take {job.step_limit_s:g} s (--launch-timeout)"
         return Ended(
             outcome="timeout",
-            reason=f"rank {', '.join(map(str, hung))} did not finish within {job.limit_s:g} s",
+            reason=reason,
             detail=_sections(job, hung[0], stacks),
         )
     died = (vanished or silent)[0]

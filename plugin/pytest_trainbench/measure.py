@@ -146,10 +146,15 @@ def timed_loop(
     return [clock.elapsed_ms(before, after) for before, after in pairwise(marks)], losses
 
 
-def losses(step: Step, steps: int) -> list[float | None]:
-    """Losses of ``steps`` untimed steps: what a reference run is for."""
-    seen = [_detached(step.run()) for _ in range(steps)]
-    return [None if loss is None else float(loss) for loss in seen]
+def losses(step: Step, steps: int, *, begin: Callable[[int], None] = lambda _: None) -> list[float | None]:
+    """Losses of ``steps`` untimed steps: what a reference run is for. ``begin`` is told the number of each, from 1 on,
+    when the one before is done."""
+    found = []
+    for number in range(1, steps + 1):
+        begin(number)
+        loss = _detached(step.run())
+        found.append(None if loss is None else float(loss))  # waits for the device
+    return found
 
 
 def _detached(loss: torch.Tensor | None) -> torch.Tensor | None:

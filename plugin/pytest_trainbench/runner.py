@@ -369,9 +369,11 @@ class Runner:
         """Of the run's time."""
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
-    def _launch(self, side: Side, name: str, **job: Any) -> Ended:
+    def _launch(self, side: Side, name: str, *, reference_steps: int | None = None, **job: Any) -> Ended:
         left_s = self._left_s()
-        limit_s = min(self.settings.launch_timeout, left_s)
+        one_s = min(self.settings.launch_timeout, left_s)
+        # Steps of a reference do on one rank what many share: each may take as long, and so may what comes before.
+        limit_s = min(self.settings.launch_timeout * (1 + (reference_steps or 0)), left_s)
         total = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout)"
         if limit_s <= 0:
             return Ended(outcome="timeout", reason=f"{total} were used up before it")
@@ -383,14 +385,16 @@ class Runner:
                     device_kind=self.hardware.kind,
                     folder=folder,
                     limit_s=limit_s,
-                    collective_limit_s=limit_s / 2,
+                    collective_limit_s=one_s / 2,
+                    reference_steps=reference_steps,
+                    step_limit_s=None if reference_steps is None else one_s,
                     import_path=side.import_path,
                     device_uuids=self.hardware.uuids,
                     **job,
                 ),
                 progress=tell,
             )
-        if ended.outcome == "timeout" and limit_s == left_s:
+        if ended.outcome == "timeout" and (one_s == left_s or self._left_s() <= 0):
             # It need not have been slow. Nor need it be the run that had no time: a collective hangs for half of it.
             return dataclasses.replace(ended, reason=f"{limit_s:.3g} s of {total} were left for it: {ended.reason}")
         return ended

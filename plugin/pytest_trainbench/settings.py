@@ -170,7 +170,8 @@ OPTIONS: dict[str, Option] = {
         metavar="GB",
     ),
     "launch_timeout": Option(
-        help="seconds that one launch may take (default: 600); a collective may take half of it",
+        help="seconds that one launch may take, or one step of an unsharded reference (default: 600); a collective may"
+        " take half of it",
         default=600.0,
         parse=_seconds,
         metavar="SECONDS",

@@ -48,10 +48,11 @@ class Job:
     """All that a rank is told.
 
     With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
-    rank's life, ``collective_limit_s`` each collective. ``import_path`` is put in front of ``sys.path``. ``delay_ms``
-    is a slowdown of every step, planted to see whether it is found. ``device_uuids``: of NVIDIA's devices, in order,
-    for whoever watches them from outside. ``moved``: a working tree, and the checkout of another commit that its
-    modules are to come from instead.
+    rank's life, ``collective_limit_s`` each collective, and ``step_limit_s`` each of the reference's steps and what
+    comes before the first: one rank does the work of all there, and nobody knows how long that takes.
+    ``import_path`` is put in front of ``sys.path``. ``delay_ms`` is a slowdown of every step, planted to see whether it
+    is found. ``device_uuids``: of NVIDIA's devices, in order, for whoever watches them from outside. ``moved``: a
+    working tree, and the checkout of another commit that its modules are to come from instead.
     """
 
     case: Case
@@ -61,6 +62,7 @@ class Job:
     collective_limit_s: float
     plan: measure.Plan = field(default_factory=measure.Plan)
     reference_steps: int | None = None
+    step_limit_s: float | None = None
     import_path: tuple[str, ...] = ()
     delay_ms: float = 0.0
     device_uuids: tuple[str, ...] = ()
@@ -142,12 +144,19 @@ def main(job_path: str) -> None:
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
     phases = Phases(job.folder / f"progress-{rank}")
     with (job.folder / f"hang-{rank}.txt").open("w") as stacks:
-        faulthandler.dump_traceback_later(job.limit_s, exit=True, file=stacks)
+        ends_at = time.monotonic() + job.limit_s
+
+        def wind() -> None:
+            left_s = max(0.001, ends_at - time.monotonic())
+            limit_s = left_s if job.step_limit_s is None else min(left_s, job.step_limit_s)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # in place of the one before
+
+        wind()
         try:
             for entry in reversed(job.import_path):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
-            _work(job, rank, phases)
+            _work(job, rank, phases, wind=wind)
         except BaseException as error:
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
@@ -200,7 +209,8 @@ def failure_kind(error: BaseException) -> str:
     return "crash"
 
 
-def _work(job: Job, rank: int, phases: Phases) -> None:
+def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> None:
+    """``wind``: start the limit of a reference's step."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -239,8 +249,12 @@ def _work(job: Job, rank: int, phases: Phases) -> None:
     if job.reference_steps is None:
         timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)
     else:
-        phases("training the reference")
-        losses = measure.losses(step, job.reference_steps)
+
+        def begin(number: int) -> None:
+            phases(f"training step {number} of {job.reference_steps} of the reference")
+            wind()
+
+        losses = measure.losses(step, job.reference_steps, begin=begin)
         timing = measure.Timing(
             step_ms=[],
             losses=losses,
