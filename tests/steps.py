@@ -67,6 +67,8 @@ def _end(fault: str) -> None:
         "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "hang": lambda: time.sleep(1000),
         "oom": lambda: torch.ones(10**10),
+        "no teardown": lambda: setattr(dist, "destroy_process_group", lambda: time.sleep(1000)),
+        "bad teardown": lambda: setattr(dist, "destroy_process_group", lambda: _raise(RuntimeError("planted"))),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),
         "child": _leave_a_child,
         "thread": lambda: threading.Thread(target=time.sleep, args=(1000,)).start(),

@@ -170,6 +170,18 @@ def test_what_a_step_leaves_running_does_not_keep_its_rank_alive(tmp_path: Path,
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("fault", ["no teardown", "bad teardown"])
+def test_a_process_group_that_cannot_be_taken_down_spoils_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """NCCL's may hang, where a step recorded a CUDA graph with a collective in it."""
+    monkeypatch.setattr(launching, "GRACE_S", 2.0)
+    began = time.monotonic()
+    ended = run(tmp_path, fault=fault, limit_s=40)
+    assert (ended.outcome, ended.reason, len(ended.traces), alive(tmp_path)) == ("ok", None, 2, [])
+    assert time.monotonic() - began < 30
+
+
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="raise")
     assert "raise error" in ended.detail and "RuntimeError: planted" in ended.detail

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LINGER_S = 5.0
-"""How long a rank that has written its trace may take to end by itself."""
+"""How long a rank may take to end by itself once all have written their traces."""
 
 LOST_PEER = re.compile(
     r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
@@ -152,11 +152,14 @@ def main(job_path: str) -> None:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # in place of the one before
 
         wind()
+        measured = threading.Event()
+        # Now: where memory is capped, there may be none for a thread in the end.
+        threading.Thread(target=_end_soon, args=(measured,), name="end-soon", daemon=True).start()
         try:
             for entry in reversed(job.import_path):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
-            _work(job, rank, phases, wind=wind)
+            _work(job, rank, phases, wind=wind, measured=measured)
         except BaseException as error:
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
@@ -178,11 +181,12 @@ def main(job_path: str) -> None:
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    threading.Thread(target=_end_soon, name="end-soon", daemon=True).start()
 
 
-def _end_soon() -> None:
-    """The interpreter waits without a limit for threads and processes that a step left running; all is measured."""
+def _end_soon(measured: threading.Event) -> None:
+    """Neither a process group that cannot be taken down nor what a step left running may spoil what is ``measured``:
+    the interpreter waits without a limit for threads and processes."""
+    measured.wait()
     time.sleep(LINGER_S)
     sys.stdout.flush()
     os._exit(0)
@@ -209,7 +213,7 @@ def failure_kind(error: BaseException) -> str:
     return "crash"
 
 
-def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> None:
+def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], measured: threading.Event) -> None:
     """``wind``: start the limit of a reference's step."""
     import torch
     import torch.distributed as dist
@@ -288,7 +292,11 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     )
     _write(job.folder / f"trace-{rank}.json", trace.to_json())
     dist.barrier()
-    dist.destroy_process_group()
+    measured.set()
+    try:
+        dist.destroy_process_group()
+    except Exception:
+        traceback.print_exc()  # into the rank's log
 
 
 def build_step(case: Case, mesh: DeviceMesh) -> Step:
