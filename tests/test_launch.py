@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import STARTING
 from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.worker import Job, failure_kind
 
 HERE = str(Path(__file__).parent)
 QUICK = Plan(warmup=4, min_steps=10, max_steps=10)
@@ -185,6 +186,22 @@ def test_a_process_group_that_cannot_be_taken_down_spoils_no_measurement(
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="raise")
     assert "raise error" in ended.detail and "RuntimeError: planted" in ended.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "oom"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom"),
+        (RuntimeError("std::bad_alloc"), "oom"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom"),
+        (RuntimeError("Timed out waiting 5000ms for recv operation to complete"), "timeout"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "crash"),
+    ],
+)
+def test_what_an_error_means_is_read_off_its_words(error: Exception, kind: str) -> None:
+    assert failure_kind(error) == kind
 
 
 def test_running_out_of_a_capped_memory_is_an_oom_for_real(tmp_path: Path) -> None:

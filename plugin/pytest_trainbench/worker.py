@@ -43,6 +43,12 @@ LOST_PEER = re.compile(
 """What gloo and NCCL say to a rank whose peer went away."""
 
 
+NO_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|out of memory|not enough memory|std::bad_alloc|STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""What torch's allocators, the C library, C++, and cuBLAS and cuDNN on a full device say."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """All that a rank is told.
@@ -204,9 +210,7 @@ def failure_kind(error: BaseException) -> str:
     import torch
 
     text = str(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or re.search(
-        r"can't allocate memory|out of memory", text
-    ):
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or NO_MEMORY.search(text):
         return "oom"
     if re.search(r"[Tt]imed ?out", text):
         return "timeout"
