@@ -89,6 +89,10 @@ def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
     assert not alive(tmp_path)
 
 
+def test_a_figure_of_the_step_may_be_a_tensor(tmp_path: Path) -> None:
+    assert [trace.figures for trace in run(tmp_path, fault="tensor figure").traces] == [{}, {"loss": 2.5}]
+
+
 def test_a_planted_delay_is_in_every_step(tmp_path: Path) -> None:
     assert min(ms for trace in run(tmp_path, delay_ms=30.0).traces for ms in trace.step_ms) >= 30
 

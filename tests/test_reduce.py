@@ -75,6 +75,13 @@ def test_hiccups_that_come_again_and_again_are_part_of_it() -> None:
     assert steady_from([150.0 if step % 10 == 7 else 100.0 for step in range(200)]) == 0
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_figure_of_the_step_that_is_no_number_is_named_and_the_others_are_kept(value: float) -> None:
+    found = reduce(pair(figures={"perplexity": value, "gb_per_s": 7.0}), peak_tflops=None)
+    assert (found.outcome, found.figures) == ("invalid", {"gb_per_s": 7.0})
+    assert found.reason == f"perplexity, which the step says of itself, is {value}"
+
+
 def test_an_outlier_in_the_window_counts_in_its_figures() -> None:
     found = reduce(pair(step_ms=[100.0] * 5 + [200.0] + [100.0] * 14), peak_tflops=None)
     assert (found.steady_from, found.metrics["step_ms"]) == (0, 100.0)

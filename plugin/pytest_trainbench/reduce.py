@@ -88,7 +88,7 @@ def reduce(
         steady_from=start,
         losses=list(takewhile(math.isfinite, losses)),
         metrics={name: value for name, value in readings.items() if value is not None},
-        figures=traces[0].figures,
+        figures={name: value for name, value in traces[0].figures.items() if math.isfinite(value)},
         collectives=counted_collectives(traces) or {},
         conditions=_conditions(traces, devices),
         phases_s={phase: max(trace.phases_s[phase] for trace in traces) for phase in traces[0].phases_s},
@@ -177,4 +177,7 @@ def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) 
         )
     if mfu is not None and mfu > 1:
         return f"its {mfu:.0%} of the device's peak is impossible: the step does not do the work it claims"
+    for name, value in traces[0].figures.items():
+        if not math.isfinite(value):
+            return f"{name}, which the step says of itself, is {value}"
     return None

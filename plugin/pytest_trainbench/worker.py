@@ -290,7 +290,7 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
         devices=step.devices,
         digest_before=before,
         digest_after=measure.digest(step.parameters()),
-        figures=dict(step.figures()) if step.figures is not None and job.reference_steps is None else {},
+        figures=_figures(step) if job.reference_steps is None else {},
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )
@@ -312,6 +312,11 @@ def build_step(case: Case, mesh: DeviceMesh) -> Step:
             f"{case.builder} returned {type(step).__name__}; a step builder returns a pytest_trainbench.Step"
         )
     return step
+
+
+def _figures(step: Step) -> dict[str, float]:
+    """Numbers of any kind, such as tensors of one element, as JSON has them."""
+    return {} if step.figures is None else {name: float(value) for name, value in step.figures().items()}
 
 
 def _slowest(device: torch.device) -> Callable[[float], float]:
