@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,7 @@ def _end(fault: str) -> None:
         "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "hang": lambda: time.sleep(1000),
         "oom": lambda: torch.ones(10**10),
+        "nccl timeout": _wait_as_nccl_does,
         "no teardown": lambda: setattr(dist, "destroy_process_group", lambda: time.sleep(1000)),
         "bad teardown": lambda: setattr(dist, "destroy_process_group", lambda: _raise(RuntimeError("planted"))),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),
@@ -77,6 +79,13 @@ def _end(fault: str) -> None:
     }
     if fault in ways:
         ways[fault]()
+
+
+def _wait_as_nccl_does() -> None:
+    what = "WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=5000) ran for 5004 milliseconds"
+    print(f"[rank1]:[E] Watchdog caught collective operation timeout: {what} before timing out.", file=sys.stderr)
+    print("frame #0: what():  ...\n" * 50, file=sys.stderr, flush=True)
+    os.abort()
 
 
 def _raise(error: Exception) -> None:

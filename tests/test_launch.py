@@ -221,6 +221,13 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
     assert not alive(tmp_path)
 
 
+def test_a_collective_that_nccl_gave_up_is_a_timeout_and_the_others_are_told_of(tmp_path: Path) -> None:
+    """Torch aborts the rank that waited, and the line that says so is followed by many of C++."""
+    ended = run(tmp_path, fault="nccl timeout")
+    waited = "rank 1 waited 60 s for others in ALLREDUCE while building the step; rank 0 was "
+    assert ended.outcome == "timeout" and str(ended.reason).startswith(waited)
+
+
 def test_every_rank_hanging_is_ended_by_the_launch_limit_with_its_stack(tmp_path: Path) -> None:
     ended = run(tmp_path, ranks=1, fault="hang", limit_s=4)
     assert (ended.outcome, ended.reason) == ("timeout", "rank 0 did not finish within 4 s: it was building the step")

@@ -13,6 +13,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import shlex
 import signal
 import threading
@@ -44,6 +45,9 @@ OOM_KILLER = {
     None: "; by the kernel's out-of-memory killer, usually: dmesg tells",
 }
 """Who may have sent SIGKILL, by whether that killer ended processes of ours meanwhile."""
+
+NCCL_TIMEOUT = re.compile(r"Watchdog caught collective operation timeout(?:.*\bOpType=(\w+))?")
+"""What torch logs of a collective that did not end in time, before it aborts the rank that waited for it."""
 
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
 """Tells the fork server what to import: its only way to know."""
@@ -159,8 +163,7 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
         if first.kind == "timeout":
-            others = [f"rank {rank} was {_phase(job.folder, rank)}" for rank in ranks if rank != first.rank]
-            reason += f"; {', '.join(others)}" if others else ""
+            reason += _others(job, first.rank)
         if first.kind == "crash" and out_of_memory:
             reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
@@ -183,6 +186,11 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     reason = f"rank {died} {how} while {_phase(job.folder, died)}"
+    waited = next(filter(None, map(NCCL_TIMEOUT.search, _log(job, died))), None)
+    if waited and code == -signal.SIGABRT:
+        reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
+        reason += f" while {_phase(job.folder, died)}{_others(job, died)}"
+        return Ended(outcome="timeout", reason=reason, detail=_sections(job, died, ""))
     killed = code == -signal.SIGKILL
     return Ended(
         outcome="oom" if killed and out_of_memory else "crash",
@@ -191,10 +199,21 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
     )
 
 
-def _sections(job: worker.Job, rank: int, cause: str) -> str:
+def _others(job: worker.Job, rank: int) -> str:
+    """What the others did, since the one that waited is seldom the one that hung."""
+    others = [each for each in range(job.case.mesh.world_size) if each != rank]
+    return "".join(
+        f"{', ' if at else '; '}rank {each} was {_phase(job.folder, each)}" for at, each in enumerate(others)
+    )
+
+
+def _log(job: worker.Job, rank: int) -> list[str]:
     logs = sorted((job.folder / "logs").glob(f"**/{rank}/stderr.log"))
-    lines = logs[-1].read_text(errors="replace").splitlines() if logs else []
-    tail = "\n".join(lines[-LOG_LINES:])
+    return logs[-1].read_text(errors="replace").splitlines() if logs else []
+
+
+def _sections(job: worker.Job, rank: int, cause: str) -> str:
+    tail = "\n".join(_log(job, rank)[-LOG_LINES:])
     parts = [cause.strip()]
     if tail and cause.strip() not in tail:
         parts.append(f"--- end of the log of rank {rank} ---\n{tail}")
