@@ -50,10 +50,17 @@ def test_an_executable_is_an_interpreter_and_keeps_its_path(tmp_path: Path) -> N
     assert find(sys.executable, tmp_path) == Other(name=sys.executable, python=sys.executable)
 
 
+def test_an_interpreter_may_greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('hello')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert find(sys.executable, tmp_path).python == sys.executable
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
         ("echo hello", "it is an executable file, and did not run as a Python interpreter"),
+        ("true", "it is an executable file, and did not run as a Python interpreter"),
         ("exit 3", "it is an executable file, and did not run as a Python interpreter"),
         (
             """echo '{"version": [3, 9], "torch": true, "path": []}'""",

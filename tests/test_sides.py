@@ -188,6 +188,12 @@ def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
     )
 
 
+def test_what_the_interpreter_itself_prints_is_no_answer() -> None:
+    heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+    _listen(io.StringIO('hello\n1\n\n{"phase": "timing"}\n'), heard)
+    assert [heard.get(timeout=1) for _ in range(2)] == [{"phase": "timing"}, None]
+
+
 def test_an_answer_that_was_cut_off_is_none_and_is_not_waited_for() -> None:
     heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     _listen(io.StringIO('{"phase": "timing"}\n{"outco'), heard)

@@ -159,7 +159,7 @@ def _check(python: str) -> None:
     try:
         facts = _probe(python)
         version, has_torch = tuple(facts["version"]), facts["torch"]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
         raise ValueError("it is an executable file, and did not run as a Python interpreter") from None
     if version < OLDEST_PYTHON:
         raise ValueError(f"it is Python {'.'.join(map(str, version))}, and pytest-trainbench needs 3.10 or newer")
@@ -175,7 +175,7 @@ def _own_path(python: str) -> list[str]:
 
 def _probe(python: str) -> dict[str, Any]:
     done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
-    facts: dict[str, Any] = json.loads(done.stdout)
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # a sitecustomize may have printed before
     return facts
 
 

@@ -223,9 +223,12 @@ def _here(checkout: Checkout | None) -> Path:
 
 
 def _listen(answers: IO[str], heard: queue.SimpleQueue[Message | None]) -> None:
-    with answers, contextlib.suppress(ValueError):  # its last line is cut off where it was killed
+    with answers:
         for line in answers:
-            heard.put(json.loads(line))
+            with contextlib.suppress(ValueError):  # its last line is cut off where it was killed
+                message = json.loads(line)
+                if isinstance(message, dict):  # before it began, a sitecustomize may have printed anything
+                    heard.put(message)
     heard.put(None)
 
 
