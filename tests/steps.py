@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -68,6 +69,7 @@ def _end(fault: str) -> None:
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
         "hang": lambda: time.sleep(1000),
+        "hang late": _hang_late,
         "oom": lambda: torch.ones(10**10),
         "nccl timeout": _wait_as_nccl_does,
         "no teardown": lambda: setattr(dist, "destroy_process_group", lambda: time.sleep(1000)),
@@ -79,6 +81,13 @@ def _end(fault: str) -> None:
     }
     if fault in ways:
         ways[fault]()
+
+
+def _hang_late() -> None:
+    """Reaches the launch's limit, which began before that of a peer by as much as they started apart."""
+    with (_folder() / f"hang-{dist.get_rank()}.txt").open("w") as stacks:
+        faulthandler.dump_traceback_later(2, exit=True, file=stacks)
+        time.sleep(1000)
 
 
 def _wait_as_nccl_does() -> None:

@@ -221,6 +221,13 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
     assert not alive(tmp_path)
 
 
+def test_a_hang_that_cuts_off_a_peer_is_still_the_cause(tmp_path: Path) -> None:
+    """Where it begins in the second half of the limit: the peers wait for less than a collective may take by then."""
+    ended = run(tmp_path, fault="hang late", limit_s=12)
+    assert (ended.outcome, ended.reason) == ("timeout", "rank 1 did not finish within 12 s: it was building the step")
+    assert "in _hang_late" in ended.detail
+
+
 def test_a_collective_that_nccl_gave_up_is_a_timeout_and_the_others_are_told_of(tmp_path: Path) -> None:
     """Torch aborts the rank that waited, and the line that says so is followed by many of C++."""
     ended = run(tmp_path, fault="nccl timeout")

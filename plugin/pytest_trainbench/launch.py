@@ -152,14 +152,14 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
         return Ended(traces=read_traces(job))
 
     # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
-    # the cause even where a peer, cut off, wrote down its own failure first. A rank that wrote nothing at all went
-    # down before one that lost its connection.
+    # the cause even where a peer, cut off, wrote down its own failure first. A rank that wrote nothing at all, or where
+    # it hung, went down before one that lost its connection.
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
     told = {failure.rank for failure in failures} | set(hung)
     silent = [rank for rank in ranks if rank not in told and not _size(traces[rank])]
     # The agent stopped the other silent ones itself. To it, an exit code of 0 is no failure.
     vanished = [rank for rank in silent if rank in exit_codes] or [rank for rank in silent if rank in gone]
-    if failures and not (vanished and failures[0].lost_peer):
+    if failures and not ((vanished or hung) and failures[0].lost_peer):
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
         if first.kind == "timeout":
