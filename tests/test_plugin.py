@@ -374,6 +374,22 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
     assert json.loads(last.read_text().splitlines()[-1]) == {"drift": "my_step(width=16) @ dp2"}
 
 
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
+    (project.path / "file").write_text("")
+    result = pytest_run(project, "--results", "file/results")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["ERROR: --results=*file/results cannot be written: *file is no folder"])
+
+
+def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project: pytest.Pytester) -> None:
+    """As on a disk that filled up meanwhile."""
+    begin = "    torch.manual_seed(0)"
+    project.makepyfile(my_steps=STEP.format(slow="").replace(begin, f"    open('late', 'w').close()\n{begin}"))
+    result = pytest_run(project, "--launches", "1", "--report-md", "late/report.md")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*", "report: *late/report.md cannot be written (*)"])
+
+
 def test_a_history_that_cannot_be_kept_stops_no_run(project: pytest.Pytester) -> None:
     (project.path / "kept").write_text("")
     result = pytest_run(project, "--launches", "1", "--history", "kept")

@@ -369,6 +369,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
+    if problem := settings.unwritable(ours.settings):
+        raise pytest.UsageError(problem)  # now, and not when the first row has been measured
     _ = ours.hardware
     ours.check_places()
     ours.begin()
@@ -542,9 +544,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
     _ = ours.trend  # also where no report shows it: the history keeps what was said
     if ours.settings.report_md is not None:
-        ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
-        with ours.settings.report_md.open("a", encoding="utf-8") as file:
-            file.write(markdown.report(ours.rows, ours.header(), ours.tables, ours.trend))
+        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.trend)
+        try:
+            ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
+            with ours.settings.report_md.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:  # of a full disk, say: the terminal still has it all
+            ours.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
