@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -213,6 +214,32 @@ def test_a_baseline_that_is_saved_now_and_then_hides_no_drift() -> None:
         for number, value in enumerate(quiet(42))
     ]
     assert [one.metric for one in watch(history[:-1], history[-1], night_error=1 / 30).drifts] == ["step_ms"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({}, ["step_ms", "samples_per_s"]),
+        ({"step_ms": {"floor": 0.02}}, ["step_ms", "samples_per_s"]),
+        ({"step_ms": {"floor": 0.05}}, []),
+        ({"step_ms": {"floor": 0.05}, "samples_per_s": {"floor": 0.02}}, ["samples_per_s"]),
+        ({"step_ms": {"tolerance": 0.1}}, ["step_ms", "samples_per_s"]),
+    ],
+)
+def test_the_floor_that_a_test_asks_for_holds_for_drift_too(
+    limits: dict[str, dict[str, float]], said: list[str]
+) -> None:
+    """As for a verdict: ``--floor`` is of no account there, and the rate is the same time."""
+    history = []
+    for night in runs(risen(40, 0.03, after=32)):
+        entry = night.entries[CASE]
+        launches = tuple({**each, "samples_per_s": 1e5 / each["step_ms"]} for each in entry.launches)
+        history.append(replace(night, entries={CASE: replace(entry, launches=launches)}))
+    gates = {CASE: limits, "another": {"step_ms": {"floor": 0.5}}}
+    found = watch(history[:-1], history[-1], night_error=1 / 30, gates=gates)
+    assert [one.metric for one in found.drifts] == said
+    if "floor" in limits.get("step_ms", {}):
+        assert watch(history[:-1], history[-1], night_error=1 / 30, floor=0.01, gates=gates) == found
 
 
 def test_where_all_rows_drift_the_largest_are_said() -> None:

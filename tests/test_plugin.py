@@ -373,6 +373,11 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
     last = max(first.parent.iterdir(), key=lambda path: path.stat().st_mtime)
     assert json.loads(last.read_text().splitlines()[-1]) == {"drift": "my_step(width=16) @ dp2"}
 
+    gate = '@pytest.mark.gate("step_ms", floor=50, tolerance=99)'
+    project.makepyfile(test_it="import pytest\n" + TEST.replace("def test", f"{gate}\ndef test"))
+    said = pytest_run(project, "--launches", "1", "--history", "kept").stdout
+    said.fnmatch_lines(["history: no drift over 26 nights *"])
+
 
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
     (project.path / "file").write_text("")

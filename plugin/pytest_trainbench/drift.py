@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timezone
 from functools import cache
 from itertools import accumulate, count
+from types import MappingProxyType
 
 from pytest_trainbench.environment import Difference, Environment, differences
 from pytest_trainbench.history import Run
-from pytest_trainbench.metrics import METRICS, Relative, Statistical
-from pytest_trainbench.verdict import ERROR_MOST
+from pytest_trainbench.metrics import METRICS, Gates, Relative, Statistical
+from pytest_trainbench.verdict import ERROR_MOST, Policy
 
 SPLITS = (4, 6, 9, 13, 19, 28, 42)
 """Numbers of last nights that are held against those before. They share the error (Bonferroni)."""
@@ -71,11 +72,18 @@ class Watch:
     drifts: tuple[Drift, ...] = ()
 
 
-def watch(earlier: Sequence[Run], tonight: Run, *, night_error: float, floor: float | None = None) -> Watch:
+def watch(
+    earlier: Sequence[Run],
+    tonight: Run,
+    *,
+    night_error: float,
+    floor: float | None = None,
+    gates: Mapping[str, Gates] = MappingProxyType({}),
+) -> Watch:
     """Every row of tonight against its own history, the oldest run first.
 
-    ``night_error``: chance that any drift is said where nothing changed, all rows together. ``floor`` replaces that of
-    metrics of time.
+    ``night_error``: chance that any drift is said where nothing changed, all rows together. ``floor`` and, by id
+    of a case, ``gates``: as for a verdict of tonight (:class:`~pytest_trainbench.verdict.Policy`).
     """
     runs = [*earlier, tonight]
     series = {
@@ -87,7 +95,8 @@ def watch(earlier: Sequence[Run], tonight: Run, *, night_error: float, floor: fl
     error = min(ERROR_MOST, night_error / max(1, len(series)))
     drifts = []
     for (case_id, name), row in series.items():
-        if found := rise(_worse(name, row), error=error, floor=_floor(name, floor)):
+        policy = Policy(floor=floor, gates=gates.get(case_id, {}))
+        if found := rise(_worse(name, row), error=error, floor=_floor(name, policy)):
             first, change = found
             drifts.append(
                 Drift(
@@ -205,7 +214,7 @@ def _worse(metric: str, row: Sequence[Night]) -> list[float]:
     return [sign * math.log(night.figure) for night in row]
 
 
-def _floor(metric: str, floor: float | None) -> float:
-    gate = METRICS[metric].gate
+def _floor(metric: str, policy: Policy) -> float:
+    gate = policy.gate(metric)
     assert isinstance(gate, (Statistical, Relative))
-    return floor if floor is not None and isinstance(gate, Statistical) else gate.floor
+    return gate.floor

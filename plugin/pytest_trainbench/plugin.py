@@ -69,6 +69,8 @@ class Session:
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
         self.log: history.Log | None = None
+        self.gates: dict[str, Gates] = {}
+        """By id of a case, what its markers ask for."""
         self.other: Other | None = None
         """What ``--against`` names."""
         self.sides: tuple[SideProcess, SideProcess] | None = None
@@ -222,6 +224,7 @@ class Session:
             tonight,
             night_error=self.settings.night_error,
             floor=self.settings.floor,
+            gates=self.gates,
         )
         for case_id in {one.id for one in found.drifts}:
             log.drifted(case_id)
@@ -477,6 +480,7 @@ def bench(
                 "reference": None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
                 "gates": _gates(request.node),
             }
+            session.gates.setdefault(case.id, measured["gates"])  # of a test that asks for others nothing is measured
             if session.settings.calibrate:
                 row = calibrate(runner, case, **measured)
             else:
