@@ -379,13 +379,6 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
     said.fnmatch_lines(["history: no drift over 26 nights *"])
 
 
-def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(project: pytest.Pytester) -> None:
-    (project.path / "file").write_text("")
-    result = pytest_run(project, "--results", "file/results")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --results=*file/results cannot be written: *file is no folder"])
-
-
 def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project: pytest.Pytester) -> None:
     """As on a disk that filled up meanwhile."""
     begin = "    torch.manual_seed(0)"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench.hardware import Price
-from pytest_trainbench.settings import HISTORY, OPTIONS, Settings, flag, fraction, gigabytes, read, unwritable
+from pytest_trainbench.settings import HISTORY, OPTIONS, Settings, flag, fraction, gigabytes, read
 
 ROOT = Path("/project")
 
@@ -235,40 +235,6 @@ def test_ci_is_noticed(environment: dict[str, str], ci: bool) -> None:
 
 def test_modules_to_preload_come_from_the_ini_file() -> None:
     assert settings(ini={"preload": "deepspeed fairscale"}).preload == "deepspeed fairscale"
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"results": "new/results", "save_baseline": "true", "report_md": "new/report.md"}, ""),
-        ({"report_md": "file"}, ""),
-        ({"baseline_dir": "file"}, ""),
-        ({"results": "file/results"}, "--results=HERE/file/results cannot be written: HERE/file is no folder"),
-        ({"results": "file"}, "--results=HERE/file cannot be written: HERE/file is no folder"),
-        (
-            {"baseline_dir": "file", "save_baseline": "true"},
-            "--baseline-dir=HERE/file cannot be written: HERE/file is no folder",
-        ),
-        ({"report_md": "file/x.md"}, "--report-md=HERE/file/x.md cannot be written: HERE/file is no folder"),
-        ({"report_md": "folder"}, "--report-md=HERE/folder cannot be written: HERE/folder is a folder"),
-    ],
-)
-def test_what_cannot_be_written_is_told(
-    given: dict[str, str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path)
-    options = read(given, {}, {}, tmp_path)
-    assert unwritable(options).replace(str(tmp_path), "HERE") == problem
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"], "nothing was made"
-
-
-def test_what_is_another_users_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may run as root, who may write anything."""
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    options = read({"results": str(tmp_path / "results")}, {}, {}, tmp_path)
-    assert unwritable(options).endswith(f"cannot be written: {tmp_path} is not to be written by this user")
 
 
 def test_a_flag_is_spelled_with_dashes() -> None:

@@ -372,8 +372,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
-    if problem := settings.unwritable(ours.settings):
-        raise pytest.UsageError(problem)  # now, and not when the first row has been measured
     _ = ours.hardware
     ours.check_places()
     ours.begin()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -250,21 +249,6 @@ class Settings:
     preload: str
     ci: bool
     """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
-
-
-def unwritable(options: Settings) -> str:
-    """A sentence for the first place that a run is to write and cannot, and none where it can write all. The history is
-    left out: it stops no run."""
-    places = {"baseline_dir": options.baseline_dir if options.save_baseline else None, "results": options.results}
-    for name, path in {**places, "report_md": options.report_md}.items():
-        if path is None:
-            continue
-        there = next(each for each in (path, *path.parents) if each.exists())
-        if there.is_dir() == (name == "report_md" and there == path):
-            return f"{flag(name)}={path} cannot be written: {there} is {'a' if there.is_dir() else 'no'} folder"
-        if not os.access(there, os.W_OK):
-            return f"{flag(name)}={path} cannot be written: {there} is not to be written by this user"
-    return ""
 
 
 def flag(name: str) -> str:
