@@ -107,7 +107,9 @@ def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
                 )
     yield tabulate(rows, headers="keys", tablefmt="pipe")
     asked = [row for row in rows if row[""]]
-    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be. Red rows said:"
+    left = [fault for fault in FAULTS if all(row["fault"] != fault for row in rows)]
+    still = f" Not planted yet: {', '.join(left)}." if left else ""
+    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be.{still} Red rows said:"
     yield "\n".join(
         f"- {run.kind}: {row.said}"
         for _, *others in series
