@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy  # noqa: F401 (pytester forgets what a test imports, and numpy cannot be imported twice)
 import own_project  # a module, since pytest takes every name in here that begins with its own for a hook
 import pytest
 from own_project import STEP, TEST, stored

@@ -112,19 +112,20 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
 
 
 @pytest.mark.parametrize(
-    ("counts", "outcome", "told"),
+    ("out_of_memory", "outcome", "told"),
     [
-        ([4, 5], "oom", ": out of the host's memory, as the kernel's out-of-memory killer counts"),
-        ([4, 4], "crash", "; not by the kernel's out-of-memory killer, which counts none"),
-        ([None], "crash", "; by the kernel's out-of-memory killer, usually: dmesg tells"),
+        (True, "oom", ": out of the host's memory, as the kernel's out-of-memory killer counts"),
+        (False, "crash", "; not by the kernel's out-of-memory killer, which counts none"),
+        (None, "crash", "; by the kernel's out-of-memory killer, usually: dmesg tells"),
     ],
 )
 def test_who_may_have_killed_a_rank_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], outcome: str, told: str
+    tmp_path: Path, out_of_memory: bool | None, outcome: str, told: str
 ) -> None:
-    killed = iter(counts)
-    monkeypatch.setattr(conditions, "oom_kills", lambda: next(killed))
-    ended = run(tmp_path, fault="kill")
+    (tmp_path / "progress-1").write_text("building the step")
+    case = Case(builder="steps:linear", mesh=MeshShape(dp=2), params={})
+    job = Job(case=case, device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
+    ended = launching._collect(job, {1: -signal.SIGKILL}, set(), out_of_memory)
     assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
 
 

@@ -259,7 +259,6 @@ def test_a_broken_baseline_is_one_sentence_and_an_outcome(saved: pytest.Pytester
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--results=test_it.py/out"], "--results: */test_it.py/out cannot be written (Not a directory)"),
         (["--report-md=."], "--report-md: * cannot be written (Is a directory)"),
         (["--baseline-dir=test_it.py", "--save-baseline"], "--baseline-dir: */test_it.py/cpu-* cannot be written (*)"),
     ],
@@ -381,8 +380,19 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
 
 def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project: pytest.Pytester) -> None:
     """As on a disk that filled up meanwhile."""
-    begin = "    torch.manual_seed(0)"
-    project.makepyfile(my_steps=STEP.format(slow="").replace(begin, f"    open('late', 'w').close()\n{begin}"))
+    project.makeconftest(
+        """
+        import shutil
+        from pathlib import Path
+
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_sessionfinish():
+            shutil.rmtree("late")
+            Path("late").touch()
+        """
+    )
     result = pytest_run(project, "--launches", "1", "--report-md", "late/report.md")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*", "report: *late/report.md cannot be written (*)"])
