@@ -101,9 +101,9 @@ def outcomes(junit: Path) -> dict[str, tuple[str, str]]:
     for test in ElementTree.parse(junit).iter("testcase"):
         failure = test.find("failure")
         said = "" if failure is None else failure.attrib["message"].removeprefix("Failed: ").partition("\n")[0]
-        for property in test.iter("property"):
-            if property.attrib["name"] == "trainbench_outcome":
-                found[test.attrib["name"].removeprefix("test_")] = (property.attrib["value"], said)
+        for one in test.iter("property"):
+            if one.attrib["name"] == "trainbench_outcome":
+                found[test.attrib["name"].removeprefix("test_")] = (one.attrib["value"], said)
     return found
 
 
