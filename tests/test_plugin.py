@@ -66,7 +66,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
             "  baseline  *baselines/cpu-*/my_step-dp2-*.json, saved 20*",
             "  launches  * against 3",
             "  differs   *",
-            "  since     this run; green on 20*-*-*; between them:",
+            "  since     this run; green at 20*-*-* UTC; between them:",
             "  accept    pytest test_it.py::test_mine *--hw cpu *--save-baseline",
             "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
             "*trainbench: 1 regression*",
@@ -78,7 +78,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     assert values["trainbench_outcome"] == "regression"
     assert values["process_bytes"].isdecimal(), "in full"
     again = pytest_run(project, "--lf", "--launches", "1", "--history", "kept")
-    again.stdout.fnmatch_lines(["*rerun previous 1 failure*", "  since     20*-*-*, 2 runs in a row; green on 20*"])
+    again.stdout.fnmatch_lines(["*rerun previous 1 failure*", "  since     20*-*-* UTC, 2 runs in a row; green at 20*"])
 
 
 def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(

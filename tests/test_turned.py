@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -57,8 +57,8 @@ def runs(outcomes: Sequence[str]) -> list[Run]:
 def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
     earlier: list[str], expected: tuple[int, int | None, int | None, tuple[str, str] | None] | None
 ) -> None:
-    def day(night: int | None) -> date | None:
-        return None if night is None else date(2026, 9, 1) + timedelta(days=night)
+    def started(night: int | None) -> datetime | None:
+        return None if night is None else START + timedelta(days=night)
 
     found = turned(runs(earlier), CASE.id, environment("now"))
     if expected is None:
@@ -66,7 +66,7 @@ def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
         return
     count, first, green, commits = expected
     differs = (("commit", *commits),) if commits else ()
-    assert found == Turned(runs=count, first=day(first), green=day(green), differs=differs)
+    assert found == Turned(runs=count, first=started(first), green=started(green), differs=differs)
 
 
 @pytest.mark.parametrize(
@@ -75,26 +75,26 @@ def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
         (
             Turned(
                 runs=3,
-                first=date(2026, 9, 2),
-                green=date(2026, 9, 1),
+                first=START + timedelta(days=1),
+                green=START,
                 differs=(("torch", "2.11.0", "2.13.0"), ("commit", "a1", "b2")),
             ),
             [
-                "since     2026-09-02, 3 runs in a row; green on 2026-09-01; between them:",
+                "since     2026-09-02 02:17 UTC, 3 runs in a row; green at 2026-09-01 02:17 UTC; between them:",
                 "          torch: 2.11.0 → 2.13.0",
                 "          commit: a1 → b2",
             ],
         ),
         (
-            Turned(runs=1, first=None, green=date(2026, 9, 1)),
+            Turned(runs=1, first=None, green=START),
             [
-                "since     this run; green on 2026-09-01; between them:",
+                "since     this run; green at 2026-09-01 02:17 UTC; between them:",
                 "          nothing that is recorded of the environment",
             ],
         ),
         (
-            Turned(runs=2, first=date(2026, 9, 1), green=None),
-            ["since     2026-09-01, 2 runs in a row; no green run is kept"],
+            Turned(runs=2, first=START, green=None),
+            ["since     2026-09-01 02:17 UTC, 2 runs in a row; no green run is kept"],
         ),
     ],
 )

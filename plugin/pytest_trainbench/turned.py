@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, timezone
+from datetime import datetime
 
 from pytest_trainbench.environment import Difference, Environment, differences
 from pytest_trainbench.history import Run
@@ -19,13 +19,13 @@ GREEN = ("ok", "saved", "improvement")
 
 @dataclass(frozen=True, kw_only=True)
 class Turned:
-    """first: day (UTC) of the first of the red ``runs`` in a row, of which this is the last; ``None`` where this is the
-    only one. green: day of the last green run before them, and ``differs`` what of the environment changed from it to
+    """first: when the first of the red ``runs`` in a row started, of which this is the last; ``None`` where this is the
+    only one. green: when the last green run before them did, and ``differs`` what of the environment changed from it to
     the first red one; ``None`` where no green run is kept."""
 
     runs: int
-    first: date | None
-    green: date | None
+    first: datetime | None
+    green: datetime | None
     differs: tuple[Difference, ...] = ()
 
 
@@ -42,12 +42,8 @@ def turned(earlier: Sequence[Run], case_id: str, now: Environment) -> Turned | N
             first = reds[-1].environment if reds else now
             return Turned(
                 runs=len(reds) + 1,
-                first=_day(reds[-1]) if reds else None,
-                green=_day(run),
+                first=reds[-1].started if reds else None,
+                green=run.started,
                 differs=tuple(differences(run.environment, first)),
             )
-    return Turned(runs=len(reds) + 1, first=_day(reds[-1]), green=None) if reds else None
-
-
-def _day(run: Run) -> date:
-    return run.started.astimezone(timezone.utc).date()
+    return Turned(runs=len(reds) + 1, first=reds[-1].started, green=None) if reds else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -210,10 +211,17 @@ def _suspects(row: Row) -> list[tuple[str, str]]:
 
 def _since(turned: Turned) -> list[str]:
     """When a row turned red, and what changed there."""
-    first = "this run" if turned.first is None else f"{turned.first}, {turned.runs} runs in a row"
+    first = "this run" if turned.first is None else f"{_minute(turned.first)}, {turned.runs} runs in a row"
     if turned.green is None:
         return [f"{first}; no green run is kept"]
-    return [f"{first}; green on {turned.green}; between them:", *(_differing(turned.differs) or [NOTHING_DIFFERS])]
+    return [
+        f"{first}; green at {_minute(turned.green)}; between them:",
+        *(_differing(turned.differs) or [NOTHING_DIFFERS]),
+    ]
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def _differing(differences: Sequence[Difference]) -> list[str]:
