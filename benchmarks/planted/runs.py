@@ -74,15 +74,18 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
     if done.returncode not in (0, 1):
         sys.exit(f"{' '.join(command)} ended with exit code {done.returncode}\n{done.stderr}")
     records = {record.label: record for record in map(read_record, sorted(results.glob("*.json")))}
+    if not records:
+        sys.exit(f"{' '.join(command)} measured nothing\n{done.stdout}")
     some = next(iter(records.values()))
     suspects = some.environment["suspects"]
     rows = {}
     for label, (outcome, said) in outcomes(junit).items():
-        steps = records[label].values("step_ms")
+        record = records.get(label)  # of one that failed before it was measured there is none
+        steps = record.values("step_ms") if record else []
         rows[label] = Row(
             outcome=outcome,
             step_ms=median(steps) if steps else None,
-            launches=len(records[label].launches),
+            launches=len(record.launches) if record else 0,
             said=said,
         )
     return Run(

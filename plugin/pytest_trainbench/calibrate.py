@@ -8,7 +8,7 @@ from statistics import median
 from pytest_trainbench.case import Case
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.metrics import METRICS, Gates, Statistical, host_bound
-from pytest_trainbench.noise import DEFAULT, compare
+from pytest_trainbench.noise import DEFAULT, compare, unchanged
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner
@@ -79,14 +79,7 @@ def _calibration(
     judged = sum(isinstance(METRICS[change.metric].gate, Statistical) for change in again.verdict.changes)
 
     def sees(launches: int) -> float:
-        alike = dataclasses.replace(
-            found,
-            now=found.before,
-            counted_before=launches,
-            counted_now=launches,
-            launches_now=launches,
-            freedom=prior.freedom(2 * launches - 2),
-        )
+        alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior)
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last, gates=gates)
         return weigh("step_ms", alike, error=min(ERROR_MOST, policy.error / judged), policy=policy).sees

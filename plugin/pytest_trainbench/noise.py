@@ -140,9 +140,14 @@ def expected(before: Sequence[float], *, stored: int, launches: int, prior: Prio
     """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
     nothing has changed."""
     (middle,), noise, _ = _fitted((before,), prior)
+    return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior)
+
+
+def unchanged(figure: float, noise: float, *, stored: int, launches: int, prior: Prior) -> Difference:
+    """The same, of launches that lie at ``figure`` with this ``noise``."""
     return Difference(
-        before=math.exp(middle),
-        now=math.exp(middle),
+        before=figure,
+        now=figure,
         noise=noise,
         counted_before=stored,
         counted_now=launches,

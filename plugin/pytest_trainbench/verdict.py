@@ -218,7 +218,7 @@ def judge(
             return Verdict(outcome="regression", reason=reason, suspects=listed)
         reason = f"fits in memory where {theirs} did not"
         return Verdict(outcome="improvement", reason=reason, suspects=listed)
-    judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
+    judged = _judged(baseline)
     if "step_ms" not in judged:
         return Verdict(outcome="incomparable", reason=f"{theirs} has no step time", suspects=listed)
     early = False
@@ -285,10 +285,14 @@ def foreseen(
     return tuple(map(seen, chances))
 
 
+def _judged(baseline: Record) -> list[str]:
+    """The metrics that a row is held to."""
+    return [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
+
+
 def _chances(baseline: Record, policy: Policy) -> tuple[list[str], float]:
     """The metrics of a row that may be red by chance, and the error that each of them has."""
-    judged = [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
-    varying = [name for name in judged if _varies(policy.gate(name), baseline.values(name))]
+    varying = [name for name in _judged(baseline) if _varies(policy.gate(name), baseline.values(name))]
     return varying, min(ERROR_MOST, policy.error / max(1, len(varying)))
 
 
