@@ -484,10 +484,7 @@ def bench(
             else:
                 row = runner.row(case, accept=_accept(request.node), **measured)
         except ValueError as error:
-            verdict = Verdict(outcome="invalid", reason=str(error))
-            row = Row(label=_label(request.node), verdict=verdict)
-            session.rows.append(row)
-            request.node.user_properties.append(("trainbench_outcome", verdict.outcome))
+            row = _unmeasured(request.node, "invalid", str(error))
             raise FAILED(terminal.failure(row), pytrace=False) from None
         record = row.record
         assert record is not None
@@ -527,9 +524,7 @@ def pytest_runtest_makereport(
         # It never came to be measured: a report without it would be green where the run is red.
         refused = call.excinfo.errisinstance(FAILED)
         outcome, words = "invalid" if refused else "crash", "" if refused else f"{call.excinfo.typename}: "
-        verdict = Verdict(outcome=outcome, reason=f"{words}{call.excinfo.value}".partition("\n")[0])
-        item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
-        item.user_properties.append(("trainbench_outcome", outcome))
+        _unmeasured(item, outcome, f"{words}{call.excinfo.value}".partition("\n")[0])
     crash = getattr(report.longrepr, "reprcrash", None)
     if is_case(item) and crash is not None and call.excinfo is not None and call.excinfo.errisinstance(FAILED):
         # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
@@ -574,6 +569,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours.saves:
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.saved(ours.saves))
+
+
+def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
+    """The row of a case that failed before it was measured, now part of the report and of JUnit's."""
+    row = Row(label=_label(item), verdict=Verdict(outcome=outcome, reason=reason))
+    item.config.stash[SESSION].rows.append(row)
+    item.user_properties.append(("trainbench_outcome", outcome))
+    return row
 
 
 def _is_worker(config: pytest.Config) -> bool:
