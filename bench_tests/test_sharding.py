@@ -9,20 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bench_tests.graphs import find_graph
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
 
 WORK = {
     "smoke": {"model": "gpt-tiny", "sequence": 64, "micro_batch": 2},
     "seed": {"model": "gpt-1.3b", "sequence": 1024, "micro_batch": 1},
 }
-
-
-BLOCKWISE = "inductor-blocks"
-
-WAITING = [name for name, row in STRATEGIES.items() if "step_ms" in row.gates]
 
 
 @pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": ["dp4"]})
@@ -43,40 +36,13 @@ def test_sharding(
     strategy: str,
 ) -> None:
     """Every strategy trains as one unsharded process does on the same samples."""
-    train(bench, mesh, profile, plan, strategy, precision=amp if STRATEGIES[strategy].amp else full)
-
-
-@pytest.mark.profiles(strategy={"smoke": ["fsdp2"], "seed": WAITING}, mesh={"smoke": ["dp2"], "seed": ["dp4"]})
-def test_sharding_compiled(
-    bench: Callable[..., object],
-    mesh: MeshShape,
-    hardware: Hardware,
-    profile: str,
-    plan: Plan | None,
-    amp: str,
-    strategy: str,
-) -> None:
-    """What waits for the host, with fewer kernels for it to launch, trains as the eager, unsharded model does."""
-    if missing := find_graph(BLOCKWISE).missing(hardware.kind):
-        pytest.skip(missing)
-    train(bench, mesh, profile, plan, strategy, precision=amp, graph=BLOCKWISE)
-
-
-def train(
-    bench: Callable[..., object],
-    mesh: MeshShape,
-    profile: str,
-    plan: Plan | None,
-    strategy: str,
-    **params: str,
-) -> None:
     bench(
         "bench_tests.training:train_step",
         mesh=mesh,
         plan=plan,
-        reference={"strategy": "reference", "micro_batches": mesh.dp, "graph": None},
+        reference={"strategy": "reference", "micro_batches": mesh.dp},
         loss_tolerance=STRATEGIES[strategy].loss_tolerance,
         strategy=strategy,
-        **params,
+        precision=amp if STRATEGIES[strategy].amp else full,
         **WORK[profile],
     )

@@ -148,10 +148,6 @@ def test_a_graph_break_is_an_error(graph: str) -> None:
             torch._dynamo.graph_break()
             return super().forward(inputs)
 
-        @property
-        def blocks(self) -> list[nn.Module]:
-            return [self]
-
     model = Breaks()
     find_graph(graph).compile(model)
 
@@ -238,5 +234,5 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_unknown_graph_is_refused_with_the_names() -> None:
-    with pytest.raises(ValueError, match="graph 'ort' is unknown; known: inductor, inductor-blocks, ort"):
+    with pytest.raises(ValueError, match="graph 'ort' is unknown; known: inductor, ort-disable"):
         find_graph("ort")

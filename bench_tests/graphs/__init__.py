@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench_tests.models.trainable import Trainable
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,6 @@ class Graph:
     ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
     ``writes_cpp`` is whether it compiles what it writes for a CPU.
     ``in_torchs_memory`` is whether torch's figures of allocated memory see all of what it uses.
-    ``blockwise`` is whether each of a model's blocks is a graph of its own, with room between them for what a strategy
-    does there: parameters that it gathers are not part of any graph.
     """
 
     title: str
@@ -35,7 +33,6 @@ class Graph:
     packages: Mapping[str, tuple[str, ...]] | None = None
     writes_cpp: bool = False
     in_torchs_memory: bool = True
-    blockwise: bool = False
 
     def missing(self, device_kind: str) -> str | None:
         """Why it cannot run on devices of this kind here; ``None`` where it can."""
@@ -48,17 +45,16 @@ class Graph:
         absent = " ".join(package for package in self.packages[device_kind] if not _is_installed(package))
         return f"{self.title} needs what is not installed here: pip install {absent}" if absent else None
 
-    def compile(self, module: Trainable) -> None:
-        """Make ``module`` run as one graph, or one a block, from its next call on, in place: its type, its parameters
-        and its submodules stay what they are, so any strategy takes it.
+    def compile(self, module: nn.Module) -> None:
+        """Make ``module`` run as one graph from its next call on, in place: its type, its parameters and its submodules
+        stay what they are, so any strategy takes it.
 
         Nothing falls back to eager: what cannot be part of the graph raises on the first call. Shapes are fixed.
         Under DDP torch splits the graph where a bucket of gradients ends, so that reducing one overlaps with computing
         the next.
         """
         backend = resolve_name(self.backend)(**self.options) if ":" in self.backend else self.backend
-        for part in module.blocks if self.blockwise else [module]:
-            part.compile(backend=backend, fullgraph=True, dynamic=False)
+        module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 def _onnx_runtime(title: str, level: str) -> Graph:
@@ -76,9 +72,6 @@ def _onnx_runtime(title: str, level: str) -> Graph:
 
 GRAPHS = {
     "inductor": Graph(title="torch.compile (Inductor)", backend="inductor", writes_cpp=True),
-    "inductor-blocks": Graph(
-        title="torch.compile (Inductor), block by block", backend="inductor", writes_cpp=True, blockwise=True
-    ),
     "ort-disable": _onnx_runtime("ONNX Runtime, graph as exported", "disable"),
     "ort-basic": _onnx_runtime("ONNX Runtime, basic graph optimisation", "basic"),
     "ort-extended": _onnx_runtime("ONNX Runtime, extended graph optimisation", "extended"),

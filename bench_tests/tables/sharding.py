@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
@@ -28,24 +27,23 @@ four GPUs of the V100-32GB class."""
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a strategy of the published model, on as many devices, as it is and compiled; medians over launches. The
-    published *format* is fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it
-    has that."""
+    """One line a strategy of the published model, on as many devices; medians over launches. The published *format* is
+    fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it has that."""
     found = {
-        (record.case.params["strategy"], "graph" in record.case.params): record
+        record.case.params["strategy"]: record
         for record in built_by(records, "train_step")
         if (record.case.params.get("model"), str(record.case.mesh)) == (MODEL, MESH)
     }
     lines = []
-    for name, compiled in product(STRATEGIES, (False, True)):
-        if (name, compiled) not in found:
+    for name, row in STRATEGIES.items():
+        if name not in found:
             continue
-        record = found[name, compiled]
-        published_samples_per_s, published_mib = ("", "") if compiled else PUBLISHED.get(name, ("N/A", "N/A"))
+        record = found[name]
+        published_samples_per_s, published_mib = PUBLISHED.get(name, ("N/A", "N/A"))
         lines.append(
             {
                 "strategy": name,
-                "what it is": STRATEGIES[name].title + (", blocks compiled" if compiled else ""),
+                "what it is": row.title,
                 "format": record.case.params["precision"],
                 "devices": str(record.case.mesh.world_size),
                 "samples/s": rate(record),
