@@ -11,6 +11,7 @@ import pytest
 
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape, Plan
+from pytest_trainbench.hardware import Hardware
 
 WORK = {
     "smoke": {"model": "gpt-tiny", "sequence": 64, "micro_batch": 2},
@@ -29,6 +30,7 @@ WORK = {
 def test_sharding(
     bench: Callable[..., object],
     mesh: MeshShape,
+    hardware: Hardware,
     profile: str,
     plan: Plan | None,
     amp: str,
@@ -36,13 +38,18 @@ def test_sharding(
     strategy: str,
 ) -> None:
     """Every strategy trains as one unsharded process does on the same samples."""
+    row = STRATEGIES[strategy]
+    precision = amp if row.amp else full
+    if missing := row.missing(hardware.kind, precision):
+        pytest.skip(missing)
     bench(
         "bench_tests.training:train_step",
         mesh=mesh,
         plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
-        loss_tolerance=STRATEGIES[strategy].loss_tolerance,
+        loss_tolerance=row.loss_tolerance,
+        loss_steps=row.loss_steps,
         strategy=strategy,
-        precision=amp if STRATEGIES[strategy].amp else full,
+        precision=precision,
         **WORK[profile],
     )

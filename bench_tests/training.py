@@ -79,4 +79,6 @@ def train_step(
         parameters=trainee.parameters,
         replicated=trainee.replicated,
         period=trainee.period,
+        warmup=trainee.warmup,
+        peak_bytes=trainee.peak_bytes,
     )

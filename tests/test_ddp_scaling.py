@@ -50,7 +50,7 @@ def parameter_bytes() -> int:
     return sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize("strategy", DATA_PARALLEL)
+@pytest.mark.parametrize("strategy", [name for name, row in DATA_PARALLEL.items() if not row.recorded])
 def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
     strategy: str, reference: Launch, tmp_path: Path
 ) -> None:

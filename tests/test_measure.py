@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import subprocess
@@ -82,6 +83,23 @@ def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one()
     assert timing.parts == {}, "on a CPU the device is the host"
     assert timing.host["sorting_s"] > 0
     assert timing.collectives == {}, "counted, and there are none"
+
+
+def test_first_steps_that_are_unlike_the_rest_are_warm_up() -> None:
+    """They come before the three that say how many steps fill the window."""
+    settling = dataclasses.replace(training(), warmup=20)
+    timing, _ = run(settling)
+    assert len(timing.losses) == 20 + 3 + 1 + len(timing.step_ms)
+    assert run(dataclasses.replace(training(), warmup=2))[0].losses == run(training())[0].losses, "the plan has more"
+
+
+@pytest.mark.parametrize(("seen", "told", "peak"), [(5, 9, 9), (9, 5, 9)])
+def test_memory_that_the_allocator_cannot_see_is_told_by_the_step(
+    seen: int, told: int, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "peak_memory", lambda _: {"peak_allocated_bytes": seen, "process_bytes": 20})
+    timing, _ = run(dataclasses.replace(training(), peak_bytes=lambda: told))
+    assert timing.memory == {"peak_allocated_bytes": peak, "process_bytes": 20}
 
 
 def test_flops_are_not_counted_where_the_counter_would_be_wrong() -> None:

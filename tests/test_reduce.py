@@ -9,7 +9,7 @@ import pytest
 from samples import MIB, record, trace
 
 from pytest_trainbench.record import Launch, Trace, dump
-from pytest_trainbench.reduce import loss_fault, reduce, steady_from
+from pytest_trainbench.reduce import loss_deviation, loss_fault, reduce, steady_from
 from pytest_trainbench.verdict import judge, learn
 
 
@@ -293,6 +293,17 @@ def test_the_worst_step_is_named() -> None:
     assert loss_fault([4.0, 3.11, 2.3, 2.15], REFERENCE, 0.05) == (
         "it trains wrong: the loss of step 3 is 2.3000 where the unsharded model has 2.5000;"
         " 10.0% of the fall, and 5.0% is allowed"
+    )
+
+
+def test_steps_before_the_first_that_counts_may_be_anywhere() -> None:
+    """The fall is still that of all steps."""
+    astray = [4.0, 9.0, 2.41, 2.0]
+    assert loss_fault(astray, REFERENCE, 0.05) is not None
+    assert loss_fault(astray, REFERENCE, 0.05, since=3) is None
+    assert loss_deviation(astray, REFERENCE, since=3) == pytest.approx(0.09 / 2)
+    assert str(loss_fault([4.0, 9.0, 2.3, 2.0], REFERENCE, 0.05, since=3)).startswith(
+        "it trains wrong: the loss of step 3"
     )
 
 

@@ -118,6 +118,22 @@ def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path,
     ]
 
 
+def test_a_reference_trains_as_many_steps_as_are_compared(tmp_path: Path, machine: Machine) -> None:
+    """A case that compares more does not share the shorter one."""
+    of = made(tmp_path)
+    for width, last in ((1, 12), (1, 16), (2, 12)):
+        one = case(width=width, last=last)
+        reference = Reference(params={"width": None, "last": None}, loss_tolerance=0.05, loss_steps=(1, last))
+        assert row(of, one, reference).verdict.outcome == "no-baseline"
+    assert [job.reference_steps for job in machine.jobs if job.reference_steps] == [12, 16]
+
+
+@pytest.mark.parametrize("steps", [(0, 12), (5, 5), (6, 5)])
+def test_losses_are_compared_over_steps_that_there_are(steps: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"^losses are compared from one step to a later one, the first being 1, not "):
+        Reference(params={}, loss_tolerance=0.05, loss_steps=steps)
+
+
 def test_a_reference_leaves_out_what_it_replaces_by_none(tmp_path: Path, machine: Machine) -> None:
     """So that cases which differ in that parameter share one, and so does the case that never had it."""
     of, reference = made(tmp_path), Reference(params={"graph": None}, loss_tolerance=0.05)

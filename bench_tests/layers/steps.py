@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bench_tests.cuda_graph import Recording
 from bench_tests.layers import COUNTINGS, DIRECTIONS, find_layer, find_mode
 from bench_tests.layers.transformer import TransformerLayer
 from bench_tests.strategies.recipe import PRECISIONS
@@ -70,10 +71,10 @@ def layer_pass(
     else:
         once, written = _forward_backward(module, run_layer, states, inputs_too=counting == "exact")
         flops = 3 * forward_flops
-    once = _graphed(once, written) if how.graphed else once
+    recording = _recorded(once, written) if how.graphed else None
     count = repeats(flops, device.type, least=LEAST_FLOPS)
     return Step(
-        run=_repeated(once, count),
+        run=_repeated(recording.replay if recording else once, count),
         trains=False,
         samples=batch * count,
         tokens=batch * sequence * count,
@@ -83,6 +84,7 @@ def layer_pass(
         dtype=precision,
         parameters=lambda: written,
         figures=lambda: _figures(written, passes_per_step=count),
+        peak_bytes=lambda: recording.peak_bytes if recording else 0,
     )
 
 
@@ -186,24 +188,18 @@ def _forward_backward(
     return once, written
 
 
-def _graphed(once: Callable[[], None], written: list[Tensor]) -> Callable[[], None]:
-    """``once``, recorded as a CUDA graph; a replay writes to ``written`` again.
-
-    Step by step as torch's notes say: https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture
-    """
+def _recorded(once: Callable[[], None], written: list[Tensor]) -> Recording[None]:
+    """A replay writes to ``written`` again."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):
             once()
     torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    # What the process group's watchdog thread asks the device meanwhile must not spoil the recording.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        once()
+    recording = Recording(once)
     for tensor in written:
         tensor.zero_()  # recording runs nothing: these hold whatever was there before
-    return graph.replay
+    return recording
 
 
 def _repeated(once: Callable[[], object], count: int) -> Callable[[], None]:

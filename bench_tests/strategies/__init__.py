@@ -8,9 +8,11 @@ where the host, not the link, sets the pace: few calls, large messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench.reduce import LOSS_STEPS
 
 if TYPE_CHECKING:
     from bench_tests.strategies.recipe import Trainee
@@ -23,7 +25,8 @@ class Strategy:
     ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
     ``micro_batches``. ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its
     fall: two to three times what was seen in bf16, on 4 H200s where the row is one of sharding's. ``gates``: limits of
-    metrics that cannot be had as tight as the others', as the marker ``gate`` takes them.
+    metrics that cannot be had as tight as the others', as the marker ``gate`` takes them. ``loss_steps``: the first and
+    the last step whose losses are compared. ``recorded`` is whether its steps are a CUDA graph.
     """
 
     function: str
@@ -33,10 +36,32 @@ class Strategy:
     accumulates: bool = False
     loss_tolerance: float = 0.01
     gates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    loss_steps: tuple[int, int] = LOSS_STEPS
+    recorded: bool = False
+
+    def missing(self, device_kind: str, precision: str) -> str | None:
+        """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
+        if self.recorded and device_kind != "cuda":
+            return f"CUDA graphs need a CUDA device, and this is a {device_kind}"
+        if self.recorded and precision == "fp16":
+            return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
+        return None
 
     def resolve(self) -> Callable[..., Trainee]:
         function: Callable[..., Trainee] = resolve_name(self.function)
         return function
+
+
+def _recorded(row: Strategy, title: str, *, eager_steps: int, **changes: Any) -> Strategy:
+    """``row``, recorded after ``eager_steps`` and replayed: what its host needs for a step no longer shows."""
+    return replace(
+        row,
+        function="bench_tests.strategies.recorded:recorded",
+        title=title,
+        options={"of": row.function, "eager_steps": eager_steps, **row.options},
+        recorded=True,
+        **changes,
+    )
 
 
 DDP_OPTIONS = {
@@ -138,6 +163,12 @@ STRATEGIES = {
         },
     ),
 }
+STRATEGIES["fsdp2-recorded"] = _recorded(
+    STRATEGIES["fsdp2"],
+    "AMP + torch FSDP2, each step replayed as a CUDA graph",
+    eager_steps=4,
+    gates=BESIDE_MESSAGES,
+)
 
 PLAIN_DDP = "ddp-default"
 """What data parallelism is measured against: DDP as one gets it without asking for anything."""
@@ -183,6 +214,13 @@ ACCELERATORS = {
         loss_tolerance=ROUNDED_TOLERANCE,
     ),
 }
+ACCELERATORS["recorded-ddp"] = _recorded(
+    ACCELERATORS["ddp-tuned"],
+    "tuned, and each step replayed as a CUDA graph",
+    # DDP times its first ten steps with events, which cannot be part of a graph.
+    eager_steps=11,
+    loss_steps=(1, 16),
+)
 """Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
 
 DATA_PARALLEL = {

@@ -35,11 +35,13 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`."""
+    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`. The optimizer must know whether
+    its steps will be ``recorded`` (see :mod:`bench_tests.strategies.recorded`)."""
 
     precision: str
     learning_rate: float
     device: torch.device
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in FORMATS:
@@ -57,7 +59,8 @@ class Recipe:
 
     @property
     def adamw_options(self) -> dict[str, Any]:
-        return {"lr": self.learning_rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
+        options = {"lr": self.learning_rate, "betas": BETAS, "weight_decay": WEIGHT_DECAY, "fused": True}
+        return {**options, "capturable": True} if self.recorded else options
 
     def adamw(self, parameters: Iterable[Tensor]) -> AdamW:
         return AdamW(parameters, **self.adamw_options)
@@ -103,7 +106,8 @@ class Trainee:
     ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
     loss, a detached scalar on the device, or ``None`` where the model does not end on this rank. ``parameters``
     gives what this rank holds of the model: equal on all ranks that differ only in their data-parallel position,
-    where ``replicated``. ``counts_flops`` and ``period`` are those of :class:`pytest_trainbench.Step`.
+    where ``replicated``. ``counts_flops``, ``period``, ``warmup`` and ``peak_bytes`` are those of
+    :class:`pytest_trainbench.Step`.
     """
 
     run: Callable[..., Tensor | None]
@@ -111,6 +115,8 @@ class Trainee:
     replicated: bool
     counts_flops: bool = True
     period: int = 1
+    warmup: int = 0
+    peak_bytes: Callable[[], int] | None = None
 
 
 def step(

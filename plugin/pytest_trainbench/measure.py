@@ -27,8 +27,8 @@ PACE_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to measure. ``warmup`` steps are no part of the result; then steps run for about ``window_s``
-    seconds, but at least ``min_steps`` and at most ``max_steps`` of them."""
+    """How long to measure. ``warmup`` steps are no part of the result (more where :attr:`Step.warmup` asks for them);
+    then steps run for about ``window_s`` seconds, but at least ``min_steps`` and at most ``max_steps`` of them."""
 
     warmup: int = 8
     window_s: float = 2.0
@@ -84,7 +84,7 @@ def run(
     losses.append(_detached(first))
 
     phase("warming up")
-    losses.extend(step.run() for _ in range(plan.warmup - 1 - PACE_STEPS))
+    losses.extend(step.run() for _ in range(max(plan.warmup - PACE_STEPS, step.warmup) - 1))
     clock.synchronize()
     began = time.perf_counter()
     losses.extend(step.run() for _ in range(PACE_STEPS))
@@ -115,6 +115,8 @@ def run(
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)
+    if step.peak_bytes and "peak_allocated_bytes" in memory:
+        memory["peak_allocated_bytes"] = max(memory["peak_allocated_bytes"], step.peak_bytes())
     compilations = counts.compilations()
 
     phase("profiling")

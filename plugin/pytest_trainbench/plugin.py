@@ -28,6 +28,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import METRICS, Gates, gates
 from pytest_trainbench.record import Record, dump
+from pytest_trainbench.reduce import LOSS_STEPS
 from pytest_trainbench.report import calibration, cost, effects, markdown, terminal, trend
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.turned import Turned, turned
@@ -441,7 +442,7 @@ def bench(
     ``version``: raise it when the builder starts to do other work under the same parameters.
     ``plan``: a :class:`pytest_trainbench.Plan`. ``reference``: parameters with which the builder, on one rank, trains
     the same model unsharded; then losses are compared step by step, within ``loss_tolerance`` (a fraction of how far
-    the reference's loss has fallen).
+    the reference's loss has fallen), from the first to the last of ``loss_steps``.
     """
     session = request.config.stash[SESSION]
 
@@ -453,6 +454,7 @@ def bench(
         plan: Plan | None = None,
         reference: dict[str, Any] | None = None,
         loss_tolerance: float = 0.05,
+        loss_steps: tuple[int, int] = LOSS_STEPS,
         **params: Any,
     ) -> Record:
         if _is_worker(request.config):
@@ -475,7 +477,9 @@ def bench(
             measured: dict[str, Any] = {
                 "label": _label(request.node),
                 "plan": plan or Plan(),
-                "reference": None if reference is None else Reference(params=reference, loss_tolerance=loss_tolerance),
+                "reference": None
+                if reference is None
+                else Reference(params=reference, loss_tolerance=loss_tolerance, loss_steps=loss_steps),
                 "gates": _gates(request.node),
             }
             session.gates.setdefault(case.id, measured["gates"])  # of a test that asks for others nothing is measured

@@ -16,6 +16,10 @@ from pytest_trainbench.record import Launch, Trace
 FLOPS_AGREEMENT = 0.01
 """Largest fraction by which the formula and the counter may differ."""
 
+LOSS_STEPS = (1, 12)
+"""The first and the last step whose losses are held against the reference's. Wrong gradients show from the second
+on."""
+
 
 def steady_from(step_ms: Sequence[float]) -> int:
     """Index of the first step of the steady window; less than half of the steps are cut.
@@ -59,9 +63,11 @@ def reduce(
     peak_tflops: float | None,
     reference: Sequence[float] | None = None,
     loss_tolerance: float = math.inf,
+    loss_from: int = 1,
     devices: conditions.Conditions = MappingProxyType({}),
 ) -> Launch:
-    """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any.
+    """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any, from
+    step ``loss_from`` on.
 
     A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come
     from the totals of the steady window. ``devices``: conditions of all devices that are here. A launch that fails a
@@ -75,12 +81,12 @@ def reduce(
         total_s=max(sum(trace.step_ms[start:]) for trace in traces) / 1000,
         traces=traces,
         peak_tflops=peak_tflops,
-        loss_deviation=None if reference is None else loss_deviation(losses, reference),
+        loss_deviation=None if reference is None else loss_deviation(losses, reference, loss_from),
     )
     readings = {name: metric.read(window) for name, metric in METRICS.items()}
     fault = _fault(traces, losses, readings["mfu"])
     if fault is None and reference is not None:
-        fault = loss_fault(losses, reference, loss_tolerance)
+        fault = loss_fault(losses, reference, loss_tolerance, loss_from)
     return Launch(
         outcome="invalid" if fault else "ok",
         reason=fault,
@@ -105,20 +111,20 @@ def _conditions(traces: Sequence[Trace], devices: conditions.Conditions) -> dict
     return found
 
 
-def loss_deviation(losses: Sequence[float], reference: Sequence[float]) -> float | None:
-    """Largest distance from the unsharded ``reference`` over the steps that both have, as a fraction of how far the
-    reference has fallen; ``None`` where that cannot be said.
+def loss_deviation(losses: Sequence[float], reference: Sequence[float], since: int = 1) -> float | None:
+    """Largest distance from the unsharded ``reference`` over the steps that both have, from step ``since`` on, as a
+    fraction of how far the reference has fallen; ``None`` where that cannot be said.
 
     Not a fraction of the loss itself, which is large at the start whether or not anything is learned, and would hide
     a fault.
     """
-    apart, fall = _apart(losses, reference)
+    apart, fall = _apart(losses, reference, since)
     return max(apart) / fall if len(apart) > 1 and fall > 0 and all(map(math.isfinite, apart)) else None
 
 
-def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float) -> str | None:
-    """Why ``losses`` are not those of the unsharded ``reference``."""
-    apart, fall = _apart(losses, reference)
+def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float, since: int = 1) -> str | None:
+    """Why ``losses`` are not those of the unsharded ``reference``, from step ``since`` on."""
+    apart, fall = _apart(losses, reference, since)
     if len(apart) < 2:
         return f"only {len(apart)} of its losses can be held against the reference's"
     if not fall > 0 or not all(map(math.isfinite, reference)):
@@ -133,9 +139,10 @@ def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: f
     )
 
 
-def _apart(losses: Sequence[float], reference: Sequence[float]) -> tuple[list[float], float]:
-    """Distances step by step, and the reference's fall over those steps."""
-    apart = [abs(mine - true) for mine, true in zip(losses, reference, strict=False)]
+def _apart(losses: Sequence[float], reference: Sequence[float], since: int) -> tuple[list[float], float]:
+    """Distances step by step, none before step ``since``, and the reference's fall over all steps that both have."""
+    pairs = enumerate(zip(losses, reference, strict=False), 1)
+    apart = [abs(mine - true) if step >= since else 0.0 for step, (mine, true) in pairs]
     return apart, reference[0] - min(reference[: len(apart)]) if apart else 0.0
 
 

@@ -25,7 +25,7 @@ from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.metrics import Gates
 from pytest_trainbench.record import Launch, Record
-from pytest_trainbench.reduce import reduce
+from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.settings import LAUNCHES, Settings
 from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
@@ -36,9 +36,6 @@ UNSETTLED = "it may be slower, and the run had no time left for the launches tha
 APART = (
     "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
 )
-
-REFERENCE_STEPS = 12
-"""Losses that each launch is held against. Wrong gradients show from the second step on."""
 
 NO_GATES: Gates = MappingProxyType({})
 
@@ -53,10 +50,19 @@ class Reference:
     params: what replaces the case's parameters; ``None`` leaves one out, so that the builder's default holds and cases
     that differ in it share one reference.
     loss_tolerance: how far a loss may be from the reference's, as a fraction of the reference's fall.
+    loss_steps: the first and the last step whose losses are compared, from 1 on.
     """
 
     params: Mapping[str, Any]
     loss_tolerance: float
+    loss_steps: tuple[int, int] = LOSS_STEPS
+
+    def __post_init__(self) -> None:
+        first, last = self.loss_steps
+        if not 1 <= first < last:
+            raise ValueError(
+                f"losses are compared from one step to a later one, the first being 1, not {first} to {last}"
+            )
 
     def of(self, case: Case) -> Case:
         kept = {name: value for name, value in case.params.items() if name not in self.params}
@@ -148,7 +154,7 @@ class Runner:
             floor=settings.floor,
             fail_on_improvement=settings.fail_on_improvement,
         )
-        self._references: dict[tuple[str, str, str], Ended] = {}
+        self._references: dict[tuple[str, str, str, int], Ended] = {}
         self._rows: dict[str, tuple[object, Row]] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
@@ -338,6 +344,7 @@ class Runner:
                 peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
                 reference=_losses(truth) if reference else None,
                 loss_tolerance=reference.loss_tolerance if reference else math.inf,
+                loss_from=reference.loss_steps[0] if reference else 1,
                 devices=ended.devices,
             )
             yield one, ended
@@ -358,11 +365,10 @@ class Runner:
     def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> Ended:
         """The reference's launch; once a session and side for all cases that share it."""
         unsharded = reference.of(case)
-        key = side.name, unsharded.builder, unsharded.id  # the id leaves out the builder's module
+        _, steps = reference.loss_steps
+        key = side.name, unsharded.builder, unsharded.id, steps  # the id leaves out the builder's module
         if key not in self._references:
-            self._references[key] = self._launch(
-                side, f"{label} reference", case=unsharded, reference_steps=REFERENCE_STEPS
-            )
+            self._references[key] = self._launch(side, f"{label} reference", case=unsharded, reference_steps=steps)
         return self._references[key]
 
     def _left_s(self) -> float:

@@ -44,6 +44,12 @@ class Step:
     period:
         Steps after which the work repeats, where not every step does the same: what is counted is counted over so
         many.
+    warmup:
+        First steps that are unlike the rest, such as those before a step is recorded and replayed: never timed.
+    peak_bytes:
+        Gives, after timing, the bytes that a step has allocated at most, where the device's allocator cannot tell:
+        replays of a CUDA graph use memory that was taken when it was recorded. Counts where it is more than the
+        allocator's figure.
     devices:
         That this rank keeps busy by itself: more than one where it spreads its work, as ``nn.DataParallel`` does.
     figures:
@@ -61,6 +67,8 @@ class Step:
     replicated: bool = False
     trains: bool = True
     period: int = 1
+    warmup: int = 0
+    peak_bytes: Callable[[], int] | None = None
     devices: int = 1
     figures: Callable[[], Mapping[str, float]] | None = None
 
@@ -69,6 +77,8 @@ class Step:
             raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
         if self.period < 1:
             raise ValueError(f"the work repeats after one step or more, not {self.period!r}")
+        if self.warmup < 0:
+            raise ValueError(f"a step has no first steps that are unlike the rest, or some, not {self.warmup!r}")
         if self.devices < 1:
             raise ValueError(f"a rank keeps at least one device busy, not {self.devices!r}")
         if self.samples < 1 or (self.tokens is not None and self.tokens < 1):

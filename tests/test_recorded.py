@@ -1,0 +1,99 @@
+"""Steps that are recorded and replayed: the same training, whatever device they are recorded on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import launched, start
+from recorded_steps import Again
+from torch import Tensor
+
+from bench_tests.cuda_graph import Recording
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, recorded
+from pytest_trainbench.reduce import loss_fault
+
+ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
+
+WORK = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2, "precision": "bf16"}
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "Recording", Again)
+
+
+@pytest.mark.parametrize("strategy", ROWS)
+def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(
+    strategy: str, tmp_path: Path, preloaded: None
+) -> None:
+    row = ROWS[strategy]
+    _, last = row.loss_steps
+    assert last > row.options["eager_steps"] + 2, "else what is compared was not replayed"
+    how = {**WORK, "warmup": 8, "steps": last}
+    (tmp_path / "reference").mkdir()
+    truth = launched(
+        start(tmp_path / "reference", "bench_tests.training:train_step", strategy="reference", micro_batches=2, **how)
+    )
+    (tmp_path / "ours").mkdir()
+    ended = start(tmp_path / "ours", "recorded_steps:train", mesh="dp2", strategy=strategy, **how)
+    one = launched(ended)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses[:last], truth.losses, row.loss_tolerance) is None
+    assert one.metrics["flops_per_step"] == truth.metrics["flops_per_step"]
+
+
+def test_no_replay_is_timed_before_the_recording(tmp_path: Path, preloaded: None) -> None:
+    """However short the warm-up was to be."""
+    ended = start(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
+    eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
+    before_pace, pace, counted, timed = eager_steps + 1, 3, 1, 3
+    assert len(launched(ended).losses) == before_pace + pace + counted + timed
+
+
+def test_each_replay_takes_the_batch_of_its_step_and_keeps_its_own_loss(replayed: None) -> None:
+    seen: list[Tensor] = []
+
+    def run(batch: Tensor) -> Tensor:
+        seen.append(batch)
+        return batch.sum()
+
+    step = recorded.Replayed(run, eager_steps=2)
+    assert step.peak_bytes() == 0
+    losses = [step(torch.full((2,), float(number))) for number in range(5)]
+    assert [float(loss) for loss in losses if loss is not None] == [0, 2, 4, 6, 8]
+    assert len({tensor.data_ptr() for tensor in seen[2:]}) == 1, "a graph reads from where it was recorded"
+    assert step.peak_bytes() == Again.peak_bytes
+
+
+def test_a_rank_without_a_loss_has_none_in_a_replay_either(replayed: None) -> None:
+    step = recorded.Replayed(lambda batch: None, eager_steps=1)
+    assert [step(torch.zeros(1)) for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_nothing_is_recorded() -> None:
+    with pytest.raises(ValueError, match=r"^CUDA graphs need a CUDA device, and there is none$"):
+        Recording(lambda: None)
+
+
+def test_a_step_in_fp16_is_refused(tmp_path: Path, preloaded: None) -> None:
+    ended = start(tmp_path, "recorded_steps:train", strategy="recorded-ddp", **{**WORK, "precision": "fp16"})
+    assert ended.outcome == "crash"
+    assert "a step in fp16 cannot be recorded: its gradient scaler waits for the device" in str(ended.reason)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "missing"),
+    [
+        ("cuda", "bf16", None),
+        ("cuda", "fp16", "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"),
+        ("cpu", "bf16", "CUDA graphs need a CUDA device, and this is a cpu"),
+        ("xpu", "bf16", "CUDA graphs need a CUDA device, and this is a xpu"),
+    ],
+)
+def test_a_row_says_where_it_cannot_be_measured(kind: str, precision: str, missing: str | None) -> None:
+    for row in ROWS.values():
+        assert row.missing(kind, precision) == missing
+    assert STRATEGIES["fsdp2"].missing(kind, precision) is None
