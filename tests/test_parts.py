@@ -49,4 +49,9 @@ def test_on_a_cpu_no_step_is_spent_on_it() -> None:
     def never() -> None:
         raise AssertionError("run")
 
-    assert parts.measure(never, torch.device("cpu"), together=never) is None
+    assert parts.measure(never, torch.device("cpu"), step_s=0.1, together=never) is None
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.0, 4), (0.04, 4), (0.25, 4), (0.4, 2), (1.27, 1), (60.0, 1)])
+def test_long_steps_are_looked_at_fewer_times(step_s: float, steps: int) -> None:
+    assert parts.looks(step_s, most=4) == steps

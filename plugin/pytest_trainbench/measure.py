@@ -89,7 +89,8 @@ def run(
     began = time.perf_counter()
     losses.extend(step.run() for _ in range(PACE_STEPS))
     clock.synchronize()
-    count = plan.steps(slowest((time.perf_counter() - began) / PACE_STEPS))
+    step_s = slowest((time.perf_counter() - began) / PACE_STEPS)
+    count = plan.steps(step_s)
 
     # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
     phase("counting collectives")
@@ -120,7 +121,7 @@ def run(
     compilations = counts.compilations()
 
     phase("profiling")
-    found = parts.measure(step.run, device, together=lambda: slowest(0.0))
+    found = parts.measure(step.run, device, step_s=step_s, together=lambda: slowest(0.0))
 
     return Timing(
         step_ms=step_ms,

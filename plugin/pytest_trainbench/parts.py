@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-ISSUED_STEPS = 3
-"""Steps that are issued one by one to an idle device."""
+ISSUED_STEPS, PROFILED_STEPS = 3, 4
+"""Steps that are issued one by one to an idle device, and that are profiled, at most."""
 
-PROFILED_STEPS = 4
+LOOK_S = 1.0
+"""What either takes at most, as long as it is a step: a long one says as much, and its profile is longer to read."""
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of the profiler's events that keep a device busy."""
@@ -47,11 +48,14 @@ class Parts:
     kernels: float
 
 
-def measure(run: Callable[[], object], device: torch.device, *, together: Callable[[], object]) -> Parts | None:
-    """Run some more steps and see where their time goes; ``None`` where the device is the host.
+def measure(
+    run: Callable[[], object], device: torch.device, *, step_s: float, together: Callable[[], object]
+) -> Parts | None:
+    """Run some more steps, of about ``step_s`` seconds, and see where their time goes; ``None`` where the device is the
+    host.
 
-    ``together`` is a barrier. The profiler makes the host slower, so that it says nothing of wall time; the device's
-    own work it does not touch.
+    ``together`` is a barrier, and ``step_s`` the same on all ranks. The profiler makes the host slower, so that it says
+    nothing of wall time; the device's own work it does not touch.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
@@ -60,26 +64,32 @@ def measure(run: Callable[[], object], device: torch.device, *, together: Callab
     if device.type == "cpu" or not activities:
         return None
     issued_ms = []
-    for _ in range(ISSUED_STEPS):
+    for _ in range(looks(step_s, most=ISSUED_STEPS)):
         torch.accelerator.synchronize(device)
         together()
         began = time.perf_counter()
         run()
         issued_ms.append((time.perf_counter() - began) * 1000)
     torch.accelerator.synchronize(device)
+    profiled = looks(step_s, most=PROFILED_STEPS)
     # The first step under the profiler sets it up.
-    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=PROFILED_STEPS)) as profiler:
-        for step in range(1 + PROFILED_STEPS):
+    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=profiled)) as profiler:
+        for step in range(1 + profiled):
             run()
-            if step in (0, PROFILED_STEPS):
+            if step in (0, profiled):
                 torch.accelerator.synchronize(device)
-            if step < PROFILED_STEPS:
+            if step < profiled:
                 profiler.step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return parts(events, steps=PROFILED_STEPS, host_ms=statistics.median(issued_ms))
+    return parts(events, steps=profiled, host_ms=statistics.median(issued_ms))
+
+
+def looks(step_s: float, *, most: int) -> int:
+    """How many steps to look at: see :data:`LOOK_S`."""
+    return max(1, min(most, int(LOOK_S / step_s))) if step_s > 0 else most
 
 
 def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) -> Parts | None:
