@@ -65,9 +65,9 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
             math.inf,
         ),
         (
-            {"host_speed": [2500.0]},
-            {"host_speed": [5000.0]},
-            "the host sorts 2,500 lists/s, baseline 5,000 lists/s",
+            {"host_rate": [6.25]},
+            {"host_rate": [12.5]},
+            "the host looks at 6.25 objects/µs, baseline 12.5 objects/µs",
             2.0,
         ),
         ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),
@@ -119,7 +119,7 @@ def test_a_product_at_its_power_cap_is_as_it_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sm_mhz", "power_limit_w", "quota", "host_speed", "cpu_mhz", "waiting", "sw_power_cap"]
+    "name", ["sm_mhz", "power_limit_w", "quota", "host_rate", "cpu_mhz", "waiting", "sw_power_cap"]
 )
 def test_what_has_no_normal_value_needs_a_baseline(name: str) -> None:
     assert unlike({name: [1.0]}, {}) == []

@@ -20,13 +20,15 @@ from pytest_trainbench import conditions, launch
 from pytest_trainbench.conditions import (
     CONDITIONS,
     REASONS,
+    SCATTERED,
     Watch,
     clock_mhz,
     counted,
     counters,
     host,
+    looking_s,
     oom_kills,
-    sorting_s,
+    scattered,
     worst,
 )
 from pytest_trainbench.reduce import reduce
@@ -141,23 +143,24 @@ def test_shares_of_the_host_are_of_all_ranks_together() -> None:
         "other_cores": [0.25],
         "waiting": [pytest.approx(1 - 0.75**2)],
     }
-    more = {**RANK, "periods": 20.0, "throttled": 5.0, "cpu_mhz": 2400.0, "sorting_s": 0.0002}
-    found = host([more, {**more, "cpu_mhz": 2500.0, "sorting_s": 0.0004}])
+    more = {**RANK, "periods": 20.0, "throttled": 5.0, "cpu_mhz": 2400.0, "looking_s": 1e-7}
+    found = host([more, {**more, "cpu_mhz": 2500.0, "looking_s": 4e-7}])
     assert (found["quota"], found["cpu_mhz"]) == ([0.25], [2500.0])
-    assert found["host_speed"] == [pytest.approx(2500)]  # a step waits for the slowest rank
+    assert found["host_rate"] == [pytest.approx(2.5)]  # a step waits for the slowest rank
 
 
 def test_a_host_is_not_slow_where_a_rank_waits_for_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which hold the interpreter's lock for half of the time or more; here it sleeps as long as it would wait."""
-    alone_s = min(sorting_s() for _ in range(3))
+    alone_s = SCATTERED * min(looking_s() for _ in range(3))
 
-    class Interrupted(list[int]):
-        def __iter__(self) -> Iterator[int]:
+    class Interrupted(list[float]):
+        def __iter__(self) -> Iterator[float]:
             time.sleep(10 * alone_s)
             return super().__iter__()
 
-    monkeypatch.setattr(conditions, "SORTED", Interrupted(conditions.SORTED))
-    assert min(sorting_s() for _ in range(3)) < 3 * alone_s
+    interrupted = Interrupted(scattered())
+    monkeypatch.setattr(conditions, "scattered", lambda: interrupted)
+    assert SCATTERED * min(looking_s() for _ in range(3)) < 3 * alone_s
 
 
 @pytest.mark.parametrize(

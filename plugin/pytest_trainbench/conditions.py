@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ CONDITIONS: dict[str, Condition] = {
     # A quota is part of a container, and a step that fills it may do so every night.
     "quota": Condition(text="the container's CPU quota ran out in {} of its periods", of="host", rule=Lost(margin=0.1)),
     # Whatever the kernel does not see: a neighbour on the other half of a core, a lower clock of a virtual one.
-    "host_speed": Condition(text="the host sorts {}", figure="{:,.0f} lists/s", of="host", rule=Rate(margin=0.15)),
+    "host_rate": Condition(text="the host looks at {}", figure="{:,.3g} objects/µs", of="host", rule=Rate(margin=0.2)),
     "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
     # Ranks are held against each other: pytest_trainbench.causes.slow_rank.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
@@ -113,8 +114,8 @@ CAPACITY_LEAST_S = 0.4
 """Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
 rank and core may be one off."""
 
-SORTED = random.Random(0).sample(range(1 << 30), 4096)
-SORTS = 50
+SCATTERED, LOOKS = 400_000, 2
+"""Objects of 13 MB with the list that holds them: more than a core's own caches, less than what cores share."""
 
 SAMPLE_EVERY_S = 0.05
 """Forty samples of each device in a window of two seconds."""
@@ -165,19 +166,30 @@ def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
     return {"cpu_mhz": max(found)} if found else {}
 
 
-def sorting_s() -> float:
-    """How long one list takes to sort, over 15 ms or so: always the same work, of the kind that issuing a step is
-    (branches, pointers, memory close by), and none of it torch's.
+@cache
+def scattered() -> list[float]:
+    """Numbers in an order that has nothing to do with where they are in memory: made at random, and sorted."""
+    made = random.Random(0)
+    return sorted(made.random() for _ in range(SCATTERED))
+
+
+def looking_s() -> float:
+    """How long the interpreter takes to look at an object, over 20 ms or so: always the same work, of the kind that
+    issuing a step is (references to follow, few of them in a core's own caches), and none of it torch's.
+
+    What neighbours on a shared host take is mostly that: caches that cores share, and memory. Sorting a short list
+    notices little of it, and a loop in Python more than a step does: ``python -m benchmarks.host_rate``.
 
     By the time that this thread had a core: what a neighbour costs whom the kernel does not see is part of that, and
     waiting is not, be it for the interpreter's lock or for a core. A step's own threads and workers make it wait, and
     are no fault of the machine; that others do is counted elsewhere.
     """
-    sorted(SORTED)
+    numbers = scattered()
+    sum(numbers)  # after a fork, the first to refer to an object copies its page
     began = time.thread_time()
-    for _ in range(SORTS):
-        sorted(SORTED)
-    return (time.thread_time() - began) / SORTS
+    for _ in range(LOOKS):
+        sum(numbers)
+    return (time.thread_time() - began) / (LOOKS * SCATTERED)
 
 
 def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -201,8 +213,8 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
         found["waiting"] = 1 - math.prod(max(0.0, 1 - one["waited_s"] / one["at_s"]) for one in ranks)
     if known("periods", "throttled") and ranks[0]["periods"]:
         found["quota"] = ranks[0]["throttled"] / ranks[0]["periods"]
-    if known("sorting_s"):
-        found["host_speed"] = 1 / max(one["sorting_s"] for one in ranks)
+    if known("looking_s"):
+        found["host_rate"] = 1e-6 / max(one["looking_s"] for one in ranks)
     if known("cpu_mhz"):
         found["cpu_mhz"] = max(one["cpu_mhz"] for one in ranks)
     return {name: [value] for name, value in found.items()}

@@ -105,14 +105,14 @@ def run(
     gc.freeze()
     # Of a rank with several devices the counter would see one.
     counted = energy.counter_of(device) if step.devices == 1 else None
-    sorting_s = conditions.sorting_s()
+    looking_s = conditions.looking_s()
     host = conditions.counters()
     slowest(0.0)
     before_j = counted() if counted else 0.0
     step_ms, timed_losses = timed_loop(step.run, count, clock)
     energy_j = counted() - before_j if counted else None
     host = {**conditions.counted(host, conditions.counters()), **conditions.clock_mhz()}
-    host["sorting_s"] = (sorting_s + conditions.sorting_s()) / 2
+    host["looking_s"] = (looking_s + conditions.looking_s()) / 2
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)

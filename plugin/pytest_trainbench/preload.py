@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from pytest_trainbench.conditions import scattered
 from pytest_trainbench.launch import PRELOAD_VARIABLE
 
 
@@ -65,6 +66,7 @@ def _capability(device: Any = None) -> tuple[int, int]:
 
 
 _preload()
+scattered()
 # Half a million objects, which every full collection of every rank would look through, and so touch their pages: 0.6 of
 # the 3.8 s of a small launch.
 gc.collect()
