@@ -117,6 +117,23 @@ def test_a_run_that_went_wrong_fails_and_is_not_saved(
     assert stored(project) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "stored_too"), [([], ""), (["--save-baseline"], "; its baseline was stored before that")]
+)
+def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
+    project: pytest.Pytester, options: list[str], stored_too: str
+) -> None:
+    project.makepyfile(test_it=TEST + "    assert mesh.dp == 3, 'planted'\n")
+    result = pytest_run(
+        project, "--launches", "1", "--confirm", "0", *options, "--junit-xml", "junit.xml", "--report-md", "r.md"
+    )
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*= trainbench: 1 invalid =*", "mine *invalid"])
+    said = f"its test failed after it was measured: AssertionError: planted{stored_too}"
+    assert said in (project.path / "r.md").read_text()
+    assert 'name="trainbench_outcome" value="invalid"' in (project.path / "junit.xml").read_text()
+
+
 def test_under_xdist_a_case_is_refused(project: pytest.Pytester) -> None:
     result = pytest_run(project, "-n", "1")
     assert result.ret == 1

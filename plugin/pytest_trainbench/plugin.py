@@ -523,12 +523,14 @@ def pytest_runtest_makereport(
     if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
         verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
         item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
-    told = any(name == "trainbench_outcome" for name, _ in item.user_properties)
-    if is_case(item) and call.excinfo is not None and report.failed and not told and not _is_worker(item.config):
-        # It never came to be measured: a report without it would be green where the run is red.
+    if is_case(item) and call.excinfo is not None and report.failed and not _is_worker(item.config):
         refused = call.excinfo.errisinstance(FAILED)
-        outcome, words = "invalid" if refused else "crash", "" if refused else f"{call.excinfo.typename}: "
-        _unmeasured(item, outcome, f"{words}{call.excinfo.value}".partition("\n")[0])
+        words = f"{'' if refused else f'{call.excinfo.typename}: '}{call.excinfo.value}".partition("\n")[0]
+        if not any(name == "trainbench_outcome" for name, _ in item.user_properties):
+            # It never came to be measured: a report without it would be green where the run is red.
+            _unmeasured(item, "invalid" if refused else "crash", words)
+        else:
+            _disowned(item, words)
     crash = getattr(report.longrepr, "reprcrash", None)
     if is_case(item) and crash is not None and call.excinfo is not None and call.excinfo.errisinstance(FAILED):
         # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
@@ -581,6 +583,20 @@ def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
     item.config.stash[SESSION].rows.append(row)
     item.user_properties.append(("trainbench_outcome", outcome))
     return row
+
+
+def _disowned(item: pytest.Item, reason: str) -> None:
+    """Where the last row of a test passed and the test itself did not, the row is invalid: a table must not be green
+    where the run is red."""
+    session = item.config.stash[SESSION]
+    at = next(at for at in reversed(range(len(session.rows))) if session.rows[at].label == _label(item))
+    row = session.rows[at]
+    if session.fails(row):
+        return
+    stored = "; its baseline was stored before that" if row.verdict.outcome == "saved" else ""
+    verdict = Verdict(outcome="invalid", reason=f"its test failed after it was measured: {reason}{stored}")
+    session.rows[at] = dataclasses.replace(row, verdict=verdict, accept="")
+    item.user_properties.append(("trainbench_outcome", verdict.outcome))
 
 
 def _is_worker(config: pytest.Config) -> bool:
