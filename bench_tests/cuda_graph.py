@@ -16,8 +16,8 @@ class Recording(Generic[Result]):
     use until the first replay. ``once`` must have run before, on the stream that it is recorded on or one that waited
     for it, and must never wait for the device.
 
-    ``peak_bytes`` is what was allocated at most while recording. Replays need as much, and the allocator's figures miss
-    it: to them, what ``once`` let go of is free.
+    ``peak_bytes`` is what was allocated at most while recording (the allocator's peak is reset for that). Replays need
+    as much, and the allocator's figures miss it: to them, what ``once`` let go of is free.
 
     See https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture. Raises ``ValueError`` where there
     is no CUDA device.

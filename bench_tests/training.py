@@ -79,6 +79,6 @@ def train_step(
         parameters=trainee.parameters,
         replicated=trainee.replicated,
         period=trainee.period,
-        warmup=trainee.warmup,
+        eager_steps=trainee.eager_steps,
         peak_bytes=trainee.peak_bytes,
     )

@@ -93,7 +93,9 @@ def main() -> None:
             "look": name,
             "rank correlation": f"{spearmanr(look, work).statistic:.2f}",
             "slope": f"{np.polyfit(look, work, 1)[0]:.2f}",
-            "slow, and explained": share((look[slow] > blamed) & (look[slow] >= EXPLAINS_LEAST * work[slow])),
+            "slow, and explained": share(
+                (look[slow] > blamed) & (rule.share * look[slow] >= EXPLAINS_LEAST * work[slow])
+            ),
             "quiet, and blamed": share(look[quiet] > blamed),
         }
         for name, look in longer.items()

@@ -68,7 +68,7 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
             {"host_rate": [6.25]},
             {"host_rate": [12.5]},
             "the host looks at 6.25 objects/µs, baseline 12.5 objects/µs",
-            2.0,
+            2**0.65,
         ),
         ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),
     ],

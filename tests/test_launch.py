@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import TURN
 
 from pytest_trainbench import conditions
@@ -207,6 +208,17 @@ def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
 )
 def test_what_an_error_means_is_read_off_its_words(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
+
+
+def test_a_recording_that_ran_out_of_memory_is_an_oom() -> None:
+    """Its end fails then too, and that error is what comes out."""
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert failure_kind(error) == "oom"
 
 
 def test_running_out_of_a_capped_memory_is_an_oom_for_real(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pytest_trainbench import measure
 from pytest_trainbench.measure import Plan, Timing, digest
@@ -85,12 +86,29 @@ def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one()
     assert timing.collectives == {}, "counted, and there are none"
 
 
-def test_first_steps_that_are_unlike_the_rest_are_warm_up() -> None:
-    """They come before the three that say how many steps fill the window."""
-    settling = dataclasses.replace(training(), warmup=20)
-    timing, _ = run(settling)
-    assert len(timing.losses) == 20 + 3 + 1 + len(timing.step_ms)
-    assert run(dataclasses.replace(training(), warmup=2))[0].losses == run(training())[0].losses, "the plan has more"
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("eager_steps", "settled"), [(11, 12), (2, 3)])
+def test_a_step_that_is_recorded_is_timed_after_that_and_its_calls_are_counted_before(
+    eager_steps: int, settled: int, one_rank: None
+) -> None:
+    calls: list[int] = []
+
+    def step() -> None:
+        if len(calls) < eager_steps + 1:
+            dist.all_reduce(torch.zeros(1))  # what a replay does goes through no process group
+        calls.append(len(calls))
+
+    seen = Step(run=step, samples=1, parameters=tuple, trains=False, eager_steps=eager_steps)
+    timing, phases = run(seen)
+    assert timing.collectives == {"all_reduce": {"calls": 1, "bytes": 4}}
+    assert phases[:4] == ["counting FLOPs", "warming up", "counting collectives", "warming up"]
+    assert len(calls) == settled + 3 + len(timing.step_ms)
 
 
 @pytest.mark.parametrize(("seen", "told", "peak"), [(5, 9, 9), (9, 5, 9)])

@@ -49,9 +49,14 @@ def test_on_a_cpu_no_step_is_spent_on_it() -> None:
     def never() -> None:
         raise AssertionError("run")
 
-    assert parts.measure(never, torch.device("cpu"), step_s=0.1, together=never) is None
+    assert parts.measure(never, torch.device("cpu"), step_s=0.1, period=1, together=never) is None
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.0, 4), (0.04, 4), (0.25, 4), (0.4, 2), (1.27, 1), (60.0, 1)])
 def test_long_steps_are_looked_at_fewer_times(step_s: float, steps: int) -> None:
-    assert parts.looks(step_s, most=4) == steps
+    assert parts.looks(step_s, most=4, period=1) == steps
+
+
+@pytest.mark.parametrize(("step_s", "period", "steps"), [(0.04, 4, 4), (1.27, 4, 4), (0.04, 3, 6), (0.3, 2, 4)])
+def test_whole_periods_of_the_work_are_looked_at(step_s: float, period: int, steps: int) -> None:
+    assert parts.looks(step_s, most=4, period=period) == steps

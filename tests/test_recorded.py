@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from recorded_steps import Again
 from torch import Tensor
 
 from bench_tests.cuda_graph import Recording
-from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, recorded
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
+from bench_tests.strategies.recipe import Recipe, Trainee
 from pytest_trainbench.reduce import loss_fault
 
 ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
@@ -48,8 +50,8 @@ def test_no_replay_is_timed_before_the_recording(tmp_path: Path, preloaded: None
     """However short the warm-up was to be."""
     ended = start(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
     eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
-    before_pace, pace, counted, timed = eager_steps + 1, 3, 1, 3
-    assert len(launched(ended).losses) == before_pace + pace + counted + timed
+    recording, pace, timed = 1, 3, 3
+    assert len(launched(ended).losses) == eager_steps + recording + pace + timed
 
 
 def test_each_replay_takes_the_batch_of_its_step_and_keeps_its_own_loss(replayed: None) -> None:
@@ -72,10 +74,31 @@ def test_a_rank_without_a_loss_has_none_in_a_replay_either(replayed: None) -> No
     assert [step(torch.zeros(1)) for _ in range(3)] == [None] * 3
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_replay_does_what_was_recorded_on_what_the_tensors_hold_now(aside: bool) -> None:
+    with torch.cuda.stream(torch.cuda.Stream() if aside else torch.cuda.current_stream()):
+        taken = torch.ones(1 << 20, device="cuda")
+        recording = Recording(lambda: (taken * 2 + 1).sum())
+        taken.fill_(3)
+        recording.replay()
+        assert float(recording.result) == 7 * (1 << 20)
+        assert recording.peak_bytes >= 3 * taken.nbytes, "two more while it adds"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_nothing_is_recorded() -> None:
     with pytest.raises(ValueError, match=r"^CUDA graphs need a CUDA device, and there is none$"):
         Recording(lambda: None)
+
+
+def test_a_strategy_whose_steps_are_not_all_alike_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording would average parameters in every step, or in none."""
+    every_fourth = Trainee(run=lambda: None, parameters=tuple, replicated=False, period=4)
+    monkeypatch.setattr(accelerated_ddp, "local_sgd", lambda *_, **__: every_fourth)
+    recipe = Recipe(precision="bf16", learning_rate=1.0, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="local_sgd does not do the same in every step, and one recording is replayed"):
+        recorded.recorded(Mock(), Mock(), recipe, of="bench_tests.strategies.accelerated_ddp:local_sgd", eager_steps=4)
 
 
 def test_a_step_in_fp16_is_refused(tmp_path: Path, preloaded: None) -> None:
@@ -89,8 +112,8 @@ def test_a_step_in_fp16_is_refused(tmp_path: Path, preloaded: None) -> None:
     [
         ("cuda", "bf16", None),
         ("cuda", "fp16", "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"),
-        ("cpu", "bf16", "CUDA graphs need a CUDA device, and this is a cpu"),
-        ("xpu", "bf16", "CUDA graphs need a CUDA device, and this is a xpu"),
+        ("cpu", "bf16", "CUDA graphs need a CUDA device, and the devices here are of kind cpu"),
+        ("xpu", "bf16", "CUDA graphs need a CUDA device, and the devices here are of kind xpu"),
     ],
 )
 def test_a_row_says_where_it_cannot_be_measured(kind: str, precision: str, missing: str | None) -> None:

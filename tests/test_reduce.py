@@ -302,6 +302,9 @@ def test_steps_before_the_first_that_counts_may_be_anywhere() -> None:
     assert loss_fault(astray, REFERENCE, 0.05) is not None
     assert loss_fault(astray, REFERENCE, 0.05, since=3) is None
     assert loss_deviation(astray, REFERENCE, since=3) == pytest.approx(0.09 / 2)
+    assert loss_fault(REFERENCE, REFERENCE, 0.05, since=4) == "only 1 of its losses can be held against the reference's"
+    assert loss_deviation(REFERENCE, REFERENCE, since=4) is None
+    assert loss_fault(REFERENCE, REFERENCE, 0.05, 9) == "only 0 of its losses can be held against the reference's"
     assert str(loss_fault([4.0, 9.0, 2.3, 2.0], REFERENCE, 0.05, since=3)).startswith(
         "it trains wrong: the loss of step 3"
     )

@@ -296,6 +296,9 @@ def machine(now: Record, then: Record, **replaced: Any) -> list[str]:
 
 def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None:
     assert machine(under(130.0), under(100.0)) == ["  machine   as for the baseline, in all that is watched"]
+    told = record(*[launch(130.0, conditions={"sm_mhz": [1980.0, 1980.0], "host_rate": [12.0]})] * 3)
+    said = "  machine   as for the baseline, in all that is watched\n            not known of the baseline: host_rate"
+    assert said in terminal.failure(row(told, under(100.0), label="a"))
     assert machine(under(300.0, sm_mhz=1410.0), under(100.0)) == [
         "  machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
     ]

@@ -34,7 +34,7 @@ def test_every_listed_dtype_is_taken(dtype: str) -> None:
         ({"flops": 0.0}, "FLOPs of a step must be above 0, or None where unknown: 0.0"),
         ({"flops": math.nan}, "FLOPs of a step must be above 0, or None where unknown: nan"),
         ({"period": 0}, "the work repeats after one step or more, not 0"),
-        ({"warmup": -1}, "a step has no first steps that are unlike the rest, or some, not -1"),
+        ({"eager_steps": 1}, "a step is recorded after two steps or more, or never (0), not after 1"),
     ],
 )
 def test_nonsense_is_refused_by_value(replaced: dict[str, Any], message: str) -> None:

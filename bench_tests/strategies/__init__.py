@@ -42,7 +42,7 @@ class Strategy:
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
         if self.recorded and device_kind != "cuda":
-            return f"CUDA graphs need a CUDA device, and this is a {device_kind}"
+            return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
         if self.recorded and precision == "fp16":
             return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
         return None
@@ -52,8 +52,9 @@ class Strategy:
         return function
 
 
-def _recorded(row: Strategy, title: str, *, eager_steps: int, **changes: Any) -> Strategy:
-    """``row``, recorded after ``eager_steps`` and replayed: what its host needs for a step no longer shows."""
+def recorded_row(row: Strategy, title: str, *, eager_steps: int, **changes: Any) -> Strategy:
+    """``row``, recorded after ``eager_steps`` and replayed: what its host needs for a step no longer shows. Four are
+    enough for FSDP2, whose first makes streams, states and communicators."""
     return replace(
         row,
         function="bench_tests.strategies.recorded:recorded",
@@ -163,7 +164,7 @@ STRATEGIES = {
         },
     ),
 }
-STRATEGIES["fsdp2-recorded"] = _recorded(
+STRATEGIES["fsdp2-recorded"] = recorded_row(
     STRATEGIES["fsdp2"],
     "AMP + torch FSDP2, each step replayed as a CUDA graph",
     eager_steps=4,
@@ -214,14 +215,15 @@ ACCELERATORS = {
         loss_tolerance=ROUNDED_TOLERANCE,
     ),
 }
-ACCELERATORS["recorded-ddp"] = _recorded(
+"""Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
+
+ACCELERATORS["recorded-ddp"] = recorded_row(
     ACCELERATORS["ddp-tuned"],
     "tuned, and each step replayed as a CUDA graph",
     # DDP times its first ten steps with events, which cannot be part of a graph.
     eager_steps=11,
     loss_steps=(1, 16),
 )
-"""Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
 
 DATA_PARALLEL = {
     PLAIN_DDP: Strategy(function="bench_tests.strategies.ddp:ddp", title="DDP with its defaults"),

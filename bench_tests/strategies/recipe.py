@@ -106,7 +106,7 @@ class Trainee:
     ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
     loss, a detached scalar on the device, or ``None`` where the model does not end on this rank. ``parameters``
     gives what this rank holds of the model: equal on all ranks that differ only in their data-parallel position,
-    where ``replicated``. ``counts_flops``, ``period``, ``warmup`` and ``peak_bytes`` are those of
+    where ``replicated``. ``counts_flops``, ``period``, ``eager_steps`` and ``peak_bytes`` are those of
     :class:`pytest_trainbench.Step`.
     """
 
@@ -115,7 +115,7 @@ class Trainee:
     replicated: bool
     counts_flops: bool = True
     period: int = 1
-    warmup: int = 0
+    eager_steps: int = 0
     peak_bytes: Callable[[], int] | None = None
 
 

@@ -20,7 +20,11 @@ from bench_tests.strategies.recipe import Recipe, Trainee
 def recorded(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, of: str, eager_steps: int, **options: Any) -> Trainee:
     """The strategy of function ``of`` (``package.module:function``) with its ``options``, recorded after so many steps.
 
-    Raises ``ValueError`` for fp16, whose gradient scaler asks the device after each step whether it overflowed.
+    A recording holds what Python did once: nothing in a step may depend on which step it is, or wait for the device.
+    Enough steps come first when all that is made on the way exists (optimizer states, buckets, communicators).
+
+    Raises ``ValueError`` for fp16, whose gradient scaler asks the device after each step whether it overflowed, and for
+    a strategy whose steps are not all alike.
     """
     if recipe.dtype is torch.float16:
         raise ValueError("a step in fp16 cannot be recorded: its gradient scaler waits for the device")
@@ -31,8 +35,10 @@ def recorded(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, of: str, eager
         aside.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(aside)
     eager: Trainee = resolve_name(of)(model, dp, replace(recipe, recorded=True), **options)
+    if eager.period > 1:
+        raise ValueError(f"{of} does not do the same in every step, and one recording is replayed for all")
     run = Replayed(eager.run, eager_steps)
-    return replace(eager, run=run, warmup=eager_steps + 1, peak_bytes=run.peak_bytes)
+    return replace(eager, run=run, eager_steps=eager_steps, peak_bytes=run.peak_bytes)
 
 
 class Replayed:

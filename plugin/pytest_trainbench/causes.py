@@ -165,8 +165,8 @@ def _slows(
 ) -> float | None:
     """See :class:`Cause`; ``None`` where the condition is not worse than usual."""
     match condition.rule:
-        case Rate(margin=margin):
-            return math.log(usual / reached) if usual and 0 < reached < usual * (1 - margin) else None
+        case Rate(margin=margin, share=share):
+            return share * math.log(usual / reached) if usual and 0 < reached < usual * (1 - margin) else None
         case Lost(margin=margin, normal=normal, cost=cost):
             against = usual if before else normal
             if against is None or reached - against <= margin:

@@ -27,7 +27,7 @@ PACE_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long to measure. ``warmup`` steps are no part of the result (more where :attr:`Step.warmup` asks for them);
+    """How long to measure. ``warmup`` steps are no part of the result (more where a step is recorded after more);
     then steps run for about ``window_s`` seconds, but at least ``min_steps`` and at most ``max_steps`` of them."""
 
     warmup: int = 8
@@ -83,8 +83,18 @@ def run(
         first = step.run()
     losses.append(_detached(first))
 
+    def count_collectives() -> dict[str, dict[str, float]] | None:
+        phase("counting collectives")
+        return counts.collectives(lambda: losses.append(step.run()), steps=step.period)
+
+    settled = plan.warmup - PACE_STEPS
+    if step.eager_steps:
+        settled = max(settled, step.eager_steps + 1)
+        phase("warming up")
+        losses.extend(step.run() for _ in range(step.eager_steps - 2))
+        collectives = count_collectives()  # a replay calls no process group
     phase("warming up")
-    losses.extend(step.run() for _ in range(max(plan.warmup - PACE_STEPS, step.warmup) - 1))
+    losses.extend(step.run() for _ in range(settled - len(losses)))
     clock.synchronize()
     began = time.perf_counter()
     losses.extend(step.run() for _ in range(PACE_STEPS))
@@ -92,10 +102,10 @@ def run(
     step_s = slowest((time.perf_counter() - began) / PACE_STEPS)
     count = plan.steps(step_s)
 
-    # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
-    phase("counting collectives")
-    collectives = counts.collectives(lambda: losses.append(step.run()), steps=step.period)
-    clock.synchronize()
+    if not step.eager_steps:
+        # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
+        collectives = count_collectives()
+        clock.synchronize()
 
     phase(f"timing {count} steps")
     reset_peak_memory(device)
@@ -121,7 +131,7 @@ def run(
     compilations = counts.compilations()
 
     phase("profiling")
-    found = parts.measure(step.run, device, step_s=step_s, together=lambda: slowest(0.0))
+    found = parts.measure(step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0))
 
     return Timing(
         step_ms=step_ms,

@@ -7,6 +7,7 @@ machine; what its kernels take does not.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -22,7 +23,8 @@ ISSUED_STEPS, PROFILED_STEPS = 3, 4
 """Steps that are issued one by one to an idle device, and that are profiled, at most."""
 
 LOOK_S = 1.0
-"""What either takes at most, as long as it is a step: a long one says as much, and its profile is longer to read."""
+"""Seconds that either takes, or one step where that is longer: a long step says as much as several short ones, and its
+profile takes longer to read."""
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of the profiler's events that keep a device busy."""
@@ -49,13 +51,19 @@ class Parts:
 
 
 def measure(
-    run: Callable[[], object], device: torch.device, *, step_s: float, together: Callable[[], object]
+    run: Callable[[], object],
+    device: torch.device,
+    *,
+    step_s: float,
+    period: int,
+    together: Callable[[], object],
 ) -> Parts | None:
     """Run some more steps, of about ``step_s`` seconds, and see where their time goes; ``None`` where the device is the
     host.
 
-    ``together`` is a barrier, and ``step_s`` the same on all ranks. The profiler makes the host slower, so that it says
-    nothing of wall time; the device's own work it does not touch.
+    ``period``: that of :class:`pytest_trainbench.Step`. ``together`` is a barrier, and ``step_s`` the same on all
+    ranks. The profiler makes the host slower, so that it says nothing of wall time; the device's own work it does not
+    touch.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
@@ -64,14 +72,14 @@ def measure(
     if device.type == "cpu" or not activities:
         return None
     issued_ms = []
-    for _ in range(looks(step_s, most=ISSUED_STEPS)):
+    for _ in range(looks(step_s, most=ISSUED_STEPS, period=1)):
         torch.accelerator.synchronize(device)
         together()
         began = time.perf_counter()
         run()
         issued_ms.append((time.perf_counter() - began) * 1000)
     torch.accelerator.synchronize(device)
-    profiled = looks(step_s, most=PROFILED_STEPS)
+    profiled = looks(step_s, most=PROFILED_STEPS, period=period)
     # The first step under the profiler sets it up.
     with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=profiled)) as profiler:
         for step in range(1 + profiled):
@@ -87,9 +95,10 @@ def measure(
     return parts(events, steps=profiled, host_ms=statistics.median(issued_ms))
 
 
-def looks(step_s: float, *, most: int) -> int:
-    """How many steps to look at: see :data:`LOOK_S`."""
-    return max(1, min(most, int(LOOK_S / step_s))) if step_s > 0 else most
+def looks(step_s: float, *, most: int, period: int) -> int:
+    """How many steps to look at: see :data:`LOOK_S`; whole periods of the work."""
+    steps = max(1, min(most, int(LOOK_S / step_s))) if step_s > 0 else most
+    return math.ceil(steps / period) * period
 
 
 def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) -> Parts | None:

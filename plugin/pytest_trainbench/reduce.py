@@ -119,14 +119,14 @@ def loss_deviation(losses: Sequence[float], reference: Sequence[float], since: i
     a fault.
     """
     apart, fall = _apart(losses, reference, since)
-    return max(apart) / fall if len(apart) > 1 and fall > 0 and all(map(math.isfinite, apart)) else None
+    return max(apart) / fall if len(apart) > since and fall > 0 and all(map(math.isfinite, apart)) else None
 
 
 def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float, since: int = 1) -> str | None:
     """Why ``losses`` are not those of the unsharded ``reference``, from step ``since`` on."""
     apart, fall = _apart(losses, reference, since)
-    if len(apart) < 2:
-        return f"only {len(apart)} of its losses can be held against the reference's"
+    if len(apart) <= since:
+        return f"only {max(0, len(apart) - since + 1)} of its losses can be held against the reference's"
     if not fall > 0 or not all(map(math.isfinite, reference)):
         seen = ", ".join(f"{loss:.4f}" for loss in reference)
         return f"the unsharded model learned nothing to compare with: its losses were {seen}"

@@ -44,8 +44,10 @@ class Step:
     period:
         Steps after which the work repeats, where not every step does the same: what is counted is counted over so
         many.
-    warmup:
-        First steps that are unlike the rest, such as those before a step is recorded and replayed: never timed.
+    eager_steps:
+        Steps that run as they are before one is recorded (as a CUDA graph) and all that follow are replays; 0 where
+        none is. They and the recording are never timed. What only Python's calls tell, such as collectives, is counted
+        in the last of them.
     peak_bytes:
         Gives, after timing, the bytes that a step has allocated at most, where the device's allocator cannot tell:
         replays of a CUDA graph use memory that was taken when it was recorded. Counts where it is more than the
@@ -67,7 +69,7 @@ class Step:
     replicated: bool = False
     trains: bool = True
     period: int = 1
-    warmup: int = 0
+    eager_steps: int = 0
     peak_bytes: Callable[[], int] | None = None
     devices: int = 1
     figures: Callable[[], Mapping[str, float]] | None = None
@@ -77,8 +79,10 @@ class Step:
             raise ValueError(f"dtype {self.dtype!r} is unknown; known: {', '.join(DTYPES)}")
         if self.period < 1:
             raise ValueError(f"the work repeats after one step or more, not {self.period!r}")
-        if self.warmup < 0:
-            raise ValueError(f"a step has no first steps that are unlike the rest, or some, not {self.warmup!r}")
+        if self.eager_steps != 0 and self.eager_steps < 2:
+            raise ValueError(
+                f"a step is recorded after two steps or more, or never (0), not after {self.eager_steps!r}"
+            )
         if self.devices < 1:
             raise ValueError(f"a rank keeps at least one device busy, not {self.devices!r}")
         if self.samples < 1 or (self.tokens is not None and self.tokens < 1):

@@ -6,6 +6,7 @@ A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.wo
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -210,8 +211,11 @@ def failure_kind(error: BaseException) -> str:
     import torch
 
     text = str(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or NO_MEMORY.search(text):
-        return "oom"
+    during: BaseException | None = error
+    while during is not None:  # the end of a recording fails too where memory ran out in it
+        if isinstance(during, (torch.OutOfMemoryError, MemoryError)) or NO_MEMORY.search(str(during)):
+            return "oom"
+        during = during.__context__
     if re.search(r"[Tt]imed ?out", text):
         return "timeout"
     return "crash"
@@ -297,6 +301,9 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
     _write(job.folder / f"trace-{rank}.json", trace.to_json())
     dist.barrier()
     measured.set()
+    # NCCL takes no communicator down while a CUDA graph has a part of it.
+    del step
+    gc.collect()
     try:
         dist.destroy_process_group()
     except Exception:

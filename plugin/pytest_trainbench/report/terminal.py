@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
+from pytest_trainbench.conditions import CONDITIONS
 from pytest_trainbench.environment import Difference
 from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.record import Record, as_stored
@@ -122,13 +123,19 @@ def failure(row: Row) -> str:
 
 
 def _conditions(row: Row) -> list[str]:
-    """What the launches ran under, where it was worse than the baseline's or is known not to have been; nothing where
-    that was not looked at: of two sides that took turns, and of a row that was not compared."""
+    """What the launches ran under, where it was worse than the baseline's or is known not to have been, and what nobody
+    knows of the baseline; nothing where that was not looked at: of two sides that took turns, and of a row that was not
+    compared."""
     if row.against or not row.verdict.changes:
         return []
-    known = all(any(one.conditions for one in record.launches) for record in (row.record, row.baseline) if record)
+    sides = row.record, row.baseline
+    now, before = ({name for one in of.launches for name in one.conditions} if of else set() for of in sides)
     told = [str(cause) for cause in row.verdict.causes]
-    return told or (["as for the baseline, in all that is watched"] if known else [])
+    if now and before:
+        told = told or ["as for the baseline, in all that is watched"]
+        if unknown := [name for name in CONDITIONS if name in now - before and CONDITIONS[name].rule]:
+            told.append(f"not known of the baseline: {', '.join(unknown)}")
+    return told
 
 
 def _judged(changes: Sequence[Change]) -> list[str]:
