@@ -596,6 +596,7 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     stored = "; its baseline was stored before that" if row.verdict.outcome == "saved" else ""
     verdict = Verdict(outcome="invalid", reason=f"its test failed after it was measured: {reason}{stored}")
     session.rows[at] = dataclasses.replace(row, verdict=verdict, accept="")
+    item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
 
 
