@@ -108,6 +108,16 @@ def test_rows_of_one_case_each_show_their_own_launches() -> None:
     assert list(table([fast, slow])["step ms"]) == ["50.00", "70.00"]
 
 
+def test_the_table_has_the_figure_that_was_judged_where_one_was() -> None:
+    """The failure below it has the same."""
+    uneven = steps(100.0, 101.0, 104.0)
+    judged = row(uneven, steps(*[100.0] * 5), label="a")
+    step = judged.verdict.change("step_ms")
+    assert step is not None and f"{step.now:,.2f}" != "101.00"
+    assert table([judged])["step ms"].tolist() == [f"{step.now:,.2f}"]
+    assert table([row(uneven, None, label="a")])["step ms"].tolist() == ["101.00"]
+
+
 def test_a_table_of_nothing_but_skipped_rows_has_no_figures() -> None:
     assert terminal.summary([skipped("a"), skipped("b")]) == text("""
         case    outcome

@@ -47,8 +47,8 @@ class Row:
 def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One line a row, everything as text, columns without any figure left out.
 
-    Figures are medians over the launches. Memory is what the most loaded rank's tensors held at their peak
-    or, on a CPU, where tensors are not counted, the peak resident set of its process.
+    Figures are what was judged, and medians over the launches where nothing was. Memory is what the most loaded rank's
+    tensors held at their peak or, on a CPU, where tensors are not counted, the peak resident set of its process.
     """
     import pandas as pd
 
@@ -81,6 +81,8 @@ def signed(fraction: float) -> str:
 
 def _line(row: Row) -> dict[str, str]:
     def figure(metric: str, spell: Callable[[float], str]) -> str:
+        if change := row.verdict.change(metric):
+            return spell(change.now)
         launches = row.record.values(metric) if row.record else []
         return spell(median(launches)) if launches else ""
 
