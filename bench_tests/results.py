@@ -20,12 +20,11 @@ import pandas as pd
 import pytest
 
 from bench_tests.tables import tables
-from bench_tests.tables.cells import middle, peak_mib, percent, rate, text
+from bench_tests.tables.cells import bound_by, middle, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
 from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import host_bound
 from pytest_trainbench.plugin import SESSION, Session
 from pytest_trainbench.record import Record, read_record
 from pytest_trainbench.report.rows import devices
@@ -103,7 +102,7 @@ def _row(record: Record) -> dict[str, str]:
         "samples/s": rate(record),
         "step ms": f"{statistics.median(step_ms):,.2f}",
         "compute ms": text(middle(record, "compute_ms"), "{:,.2f}".format),
-        "bound by": "host" if host_bound(record) else "",
+        "bound by": bound_by(record),
         "peak MiB": peak_mib(record),
         "MFU": percent(middle(record, "mfu"), digits=1),
         "launches": str(len(record.launches)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,20 @@ def test_a_format_stands_beside_fp32_and_tf32_beside_its_eager_self_and_beside_o
         ["4", "tf32", "eager", "2.05", "", "", "base", ""],
         ["4", "fp16", "eager", "4.10", "2.00", "", "82.0% of 1", "178.15 ± 2.10"],
         ["4", "fp16", "compiled", "5.00", "", "1.50", "base", ""],
+    ]
+
+
+def test_a_row_that_its_host_sets_the_pace_of_says_so() -> None:
+    eager = trained("bf16", 1, 552)
+    compiled = trained("bf16", 1, 471, graph="inductor")
+    waiting = [
+        replace(one, metrics={**one.metrics, "host_ms": 1.1 * one.metrics["step_ms"]}) for one in compiled.launches
+    ]
+    table = mixed_precision([eager, replace(compiled, launches=tuple(waiting))])
+    assert table is not None
+    assert table[["mode", "bound by", "× eager"]].to_numpy().tolist() == [
+        ["eager", "", ""],
+        ["compiled", "host", "0.85"],
     ]
 
 

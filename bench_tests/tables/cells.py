@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pytest_trainbench.metrics import host_bound
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
 
@@ -47,6 +48,11 @@ def samples_per_s(record: Record) -> float:
 def rate(record: Record) -> str:
     """Samples/s, or in capitals how the record ended instead: ``OOM``."""
     return f"{samples_per_s(record):,.1f}" if record.outcome == "ok" else record.outcome.upper()
+
+
+def bound_by(record: Record) -> str:
+    """``host`` where it sets the pace: such a row may be slower than another for its machine alone."""
+    return "host" if host_bound(record) else ""
 
 
 def peak_mib(record: Record) -> str:

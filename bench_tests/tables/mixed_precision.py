@@ -6,7 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench_tests.tables.cells import built_by, efficiency, middle, peak_mib, percent, rate, samples_per_s, shown
+from bench_tests.tables.cells import (
+    bound_by,
+    built_by,
+    efficiency,
+    middle,
+    peak_mib,
+    percent,
+    rate,
+    samples_per_s,
+    shown,
+)
 from pytest_trainbench.record import Record
 from pytest_trainbench.step import DTYPES
 
@@ -30,8 +40,8 @@ def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a number format, mode and number of devices.
 
     *× fp32* and *× tf32* are samples/s beside those formats in the same mode on as many devices, *× eager* beside the
-    same format without compilation. *efficiency* is per device, against the fewest devices of the same line. A row that
-    did not fit says so.
+    same format without compilation. What is *bound by* its host may be behind for its machine alone. *efficiency* is
+    per device, against the fewest devices of the same line. A row that did not fit says so.
     """
     groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
     for record in built_by(records, "train_step"):
@@ -70,6 +80,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
                 "MFU": percent(middle(record, "mfu"), digits=1),
+                "bound by": bound_by(record),
                 "× fp32": times(record, "fp32", graph, devices),
                 "× tf32": times(record, "tf32", graph, devices),
                 "× eager": times(record, precision, None, devices),
