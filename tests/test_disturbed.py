@@ -103,8 +103,9 @@ def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(proje
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "environment: mine: step time *% worse *; the machine*other processes used *% of the cores, baseline 0%*",
-            "  judged    step time: *: environment",
+            # Steps that others interrupt may be too uneven for a verdict of their own; samples/s then has one.
+            "environment: mine: *% worse *; the machine*other processes used *% of the cores, baseline 0%*",
+            "  judged    step time: * worse *",
             "  machine   other processes used *% of the cores, baseline 0%",
             "  then      look at the machine before the commit, and run this again; nothing is to be accepted",
             "*trainbench: 1 environment*",

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,11 @@ NODE = re.compile(r'\{\s*"id": \d+, "name": "(?P<name>c10d::\w+)"')
 """Where a node of an execution trace begins that may be one of these."""
 
 
+DRAIN_S = 0.1
+"""From the end of observing to that of the observer: a thread of a process group may still be on its way out of a call
+that was observed. On busy cores one was seen to come out after the observer had gone, and its rank died of SIGSEGV."""
+
+
 def collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str, float]] | None:
     """Calls and bytes of one step on this rank, by kind, from ``steps`` calls of ``run``.
 
@@ -59,6 +65,8 @@ def collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str,
             for _ in range(steps):
                 run()
         finally:
+            observer.stop()
+            time.sleep(DRAIN_S)
             observer.unregister_callback()
         return calls(path.read_text(encoding="utf-8"), steps=steps) if path.exists() else None
 
