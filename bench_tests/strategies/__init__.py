@@ -17,6 +17,8 @@ from pytest_trainbench.reduce import LOSS_STEPS
 if TYPE_CHECKING:
     from bench_tests.strategies.recipe import Trainee
 
+RECORDED = "bench_tests.strategies.recorded:recorded"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
@@ -26,7 +28,7 @@ class Strategy:
     ``micro_batches``. ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its
     fall: two to three times what was seen in bf16, on 4 H200s where the row is one of sharding's. ``gates``: limits of
     metrics that cannot be had as tight as the others', as the marker ``gate`` takes them. ``loss_steps``: the first and
-    the last step whose losses are compared. ``recorded`` is whether its steps are a CUDA graph.
+    the last step whose losses are compared.
     """
 
     function: str
@@ -37,7 +39,11 @@ class Strategy:
     loss_tolerance: float = 0.01
     gates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     loss_steps: tuple[int, int] = LOSS_STEPS
-    recorded: bool = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its steps are a CUDA graph."""
+        return self.function == RECORDED
 
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
@@ -57,10 +63,9 @@ def recorded_row(row: Strategy, title: str, *, eager_steps: int, **changes: Any)
     enough for FSDP2, whose first makes streams, states and communicators."""
     return replace(
         row,
-        function="bench_tests.strategies.recorded:recorded",
+        function=RECORDED,
         title=title,
         options={"of": row.function, "eager_steps": eager_steps, **row.options},
-        recorded=True,
         **changes,
     )
 

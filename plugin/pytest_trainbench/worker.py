@@ -301,9 +301,11 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
     _write(job.folder / f"trace-{rank}.json", trace.to_json())
     dist.barrier()
     measured.set()
-    # NCCL takes no communicator down while a CUDA graph has a part of it.
-    del step
-    gc.collect()
+    if step.eager_steps:
+        # NCCL takes no communicator down while a CUDA graph has a part of it. Only then: a collection looks at half a
+        # million objects that the fork server imported.
+        del step
+        gc.collect()
     try:
         dist.destroy_process_group()
     except Exception:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
+from pytest_trainbench.causes import typical
 from pytest_trainbench.conditions import CONDITIONS
 from pytest_trainbench.environment import Difference
 from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
@@ -128,12 +129,11 @@ def _conditions(row: Row) -> list[str]:
     compared."""
     if row.against or not row.verdict.changes:
         return []
-    sides = row.record, row.baseline
-    now, before = ({name for one in of.launches for name in one.conditions} if of else set() for of in sides)
+    now, before = (typical(of.launches) if of else {} for of in (row.record, row.baseline))
     told = [str(cause) for cause in row.verdict.causes]
     if now and before:
         told = told or ["as for the baseline, in all that is watched"]
-        if unknown := [name for name in CONDITIONS if name in now - before and CONDITIONS[name].rule]:
+        if unknown := [name for name, one in CONDITIONS.items() if one.rule and name in now and name not in before]:
             told.append(f"not known of the baseline: {', '.join(unknown)}")
     return told
 
