@@ -1,6 +1,7 @@
 """Distributed memory optimisation: the same training with less and less of the model on each rank.
 
-Run a part of it: ``pytest bench_tests -k zero --hw h200``.
+Run a part of it: ``pytest bench_tests -k zero --hw h200``. The published comparison has four devices; ``--grid full``
+adds two and eight.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ WORK = {
 }
 
 
-@pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": ["dp4"]})
+GRIDS = {"headline": ["dp4"], "full": ["dp2", "dp4", "dp8"], "published": ["dp4"]}
+
+
+@pytest.mark.profiles(mesh={"smoke": ["dp2"], "seed": GRIDS})
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -8,18 +8,21 @@ from bench_tests.tables.sharding import sharding
 from pytest_trainbench.record import Record
 
 
-def stored(strategy: str, *, model: str = "gpt-1.3b", fits: bool = True) -> Record:
+def stored(strategy: str, *, model: str = "gpt-1.3b", mesh: str = "dp4", fits: bool = True) -> Record:
     params = {"model": model, "precision": "tf32" if strategy == "ddp-fp32" else "bf16"}
-    of = case(mesh="dp4", builder="bench_tests.training:train_step", strategy=strategy, **params)
+    of = case(mesh=mesh, builder="bench_tests.training:train_step", strategy=strategy, **params)
     metrics = {"samples_per_s": 77.2, "peak_allocated_bytes": 24_948 * MIB, "mfu": 0.169}
     return record(launch(51.8, **metrics) if fits else failed("oom"), of=of)
 
 
-def test_rows_stand_beside_the_published_ones_in_the_order_of_the_registry() -> None:
+def test_rows_stand_beside_the_published_ones_of_as_many_devices() -> None:
     others = [stored("zero1", model="gpt-tiny"), capped(stored("zero3")), record(of=case(strategy="zero1"))]
-    table = sharding([stored("fsdp2"), stored("ddp"), stored("ddp-fp32", fits=False), *others])
+    table = sharding(
+        [stored("fsdp2"), stored("ddp"), stored("ddp-fp32", fits=False), stored("ddp", mesh="dp2"), *others]
+    )
     assert table is not None
     assert table.drop(columns="what it is").to_numpy().tolist() == [
+        ["ddp", "bf16", "2", "77.2", "24,948", "16.9%", "", ""],
         ["ddp-fp32", "tf32", "4", "OOM", "", "", "OOM", "OOM"],
         ["ddp", "bf16", "4", "77.2", "24,948", "16.9%", "9.57 ± 0.26", "25,061"],
         ["fsdp2", "bf16", "4", "77.2", "24,948", "16.9%", "N/A", "N/A"],

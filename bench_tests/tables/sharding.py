@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
@@ -12,7 +13,7 @@ from pytest_trainbench.record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-MODEL, MESH = "gpt-1.3b", "dp4"
+MODEL = "gpt-1.3b"
 
 PUBLISHED = {
     "ddp-fp32": ("OOM", "OOM"),
@@ -23,34 +24,37 @@ PUBLISHED = {
     "zero2": ("10.27 ± 0.08", "15,693"),
 }
 """Samples/s ± standard deviation and peak MiB, by strategy, of a public comparison of the same model and libraries on
-four GPUs of the V100-32GB class."""
+:data:`PUBLISHED_ON` GPUs of the V100-32GB class."""
+
+PUBLISHED_ON = 4
+
+NOT_PUBLISHED = ("N/A", "N/A")
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a strategy of the published model, on as many devices; medians over launches. The published *format* is
-    fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it has that."""
+    """One line a strategy of the published model and a number of devices; medians over launches. The published *format*
+    is fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it has that."""
     found = {
-        record.case.params["strategy"]: record
+        (record.case.mesh.world_size, record.case.params["strategy"]): record
         for record in built_by(records, "train_step")
-        if (record.case.params.get("model"), str(record.case.mesh)) == (MODEL, MESH)
+        if record.case.params.get("model") == MODEL and record.case.params["strategy"] in STRATEGIES
     }
     lines = []
-    for name, row in STRATEGIES.items():
-        if name not in found:
+    for devices, name in product(sorted({devices for devices, _ in found}), STRATEGIES):
+        if not (record := found.get((devices, name))):
             continue
-        record = found[name]
-        published_samples_per_s, published_mib = PUBLISHED.get(name, ("N/A", "N/A"))
+        published = PUBLISHED.get(name, NOT_PUBLISHED) if devices == PUBLISHED_ON else ("", "")
         lines.append(
             {
                 "strategy": name,
-                "what it is": row.title,
+                "what it is": STRATEGIES[name].title,
                 "format": record.case.params["precision"],
-                "devices": str(record.case.mesh.world_size),
+                "devices": str(devices),
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
                 "MFU": percent(middle(record, "mfu"), digits=1),
-                "published samples/s": published_samples_per_s,
-                "published MiB": published_mib,
+                "published samples/s": published[0],
+                "published MiB": published[1],
             }
         )
     return shown(lines)
