@@ -74,8 +74,10 @@ def test_a_presumed_noise_makes_nothing_surer(noise: float) -> None:
 
 def test_the_variance_between_machines_is_added_and_no_launch_reduces_it() -> None:
     there = compare(QUIET, QUIET, apart=0.01)
-    assert there.error == pytest.approx(math.hypot(compare(QUIET, QUIET).error, 0.01))
-    assert there.after(10**6).error > 0.01
+    assert there.error == pytest.approx(math.hypot(compare(QUIET, QUIET).error, math.sqrt(2) * 0.01))
+    assert there.after(10**6).error > math.sqrt(2) * 0.01
+    visits = compare(QUIET, QUIET, lasting=0.5)
+    assert visits.error == compare(QUIET, QUIET, apart=0.5 * visits.noise).error
 
 
 def test_more_launches_are_foreseen() -> None:

@@ -96,6 +96,15 @@ def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(
     )
 
 
+def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_values(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makeconftest("def pytest_addoption(parser):\n    parser.addoption('--size', default='s')")
+    monkeypatch.setenv("CI", "true")
+    result = pytest_run(project, "test_it.py", "--size", "large", "--launches", "1")
+    result.stdout.fnmatch_lines(["  accept    pytest test_it.py::test_mine *--size large --save-baseline"])
+
+
 def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     """Eight floats more on each of two ranks, which the time of a step does not show."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8));"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from samples import MIB, failed, launch, metric, record, steps, trace
 
-from pytest_trainbench.metrics import METRICS, gates
+from pytest_trainbench.metrics import METRICS, gates, host_bound
 from pytest_trainbench.noise import CLIPPED, Prior, compare
 from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.reduce import reduce
@@ -151,6 +151,45 @@ def test_a_host_bound_row_learns_from_host_bound_rows() -> None:
     assert found["step_ms", False].noise < 0.005 < found["step_ms", True].noise
     assert learn(rows(0.2, 50.0))["step_ms", True] == found["step_ms", False], "where there are none, from all"
     assert learn([]) == {}
+
+
+def test_a_host_bound_row_learns_from_its_own_machine_first() -> None:
+    def rows(noise: float, machine: str, host_ms: float) -> list[Record]:
+        found = [steps(100 - spread, 100.0, 100 + spread, host_ms=host_ms) for spread in (noise, 1.1 * noise)]
+        return [dataclasses.replace(one, environment={"machine": machine}) for one in 2 * found]
+
+    every = [*rows(0.2, "calm", 100.0), *rows(9.0, "busy", 100.0), *rows(0.2, "busy", 50.0)]
+    calm, busy, new = (learn(every, machine) for machine in ("calm", "busy", "new"))
+    assert calm["step_ms", True].noise < 0.005 < 0.05 < busy["step_ms", True].noise
+    assert new == learn(every), "a machine without baselines has what all teach"
+    assert calm["step_ms", False] == busy["step_ms", False] == new["step_ms", False]
+
+
+@pytest.mark.parametrize(("host_ms", "outcome"), [(54.0, "noisy"), (20.0, "regression")])
+def test_what_a_host_is_busy_with_stays_for_longer_than_a_visit(host_ms: float, outcome: str) -> None:
+    """FSDP1 on two H200s, its host shared with others: four launches, and six minutes later seven that were 17 % slower
+    with nothing changed. Where the device sets the pace that is a slower step."""
+    before = steps(53.6, 58.7, 52.2, 50.4, host_ms=host_ms, compute_ms=38.8)
+    now = steps(60.5, 63.3, 65.0, 62.1, 66.0, 61.8, host_ms=host_ms * 1.1, compute_ms=38.8)
+    assert judge(now, before).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "parts", "bound"),
+    [
+        pytest.param(42.0, {"host_ms": 40.0, "compute_ms": 37.0}, True, id="as-long-as-the-step"),
+        pytest.param(209.7, {"host_ms": 188.1, "compute_ms": 45.2, "exposed_communication_ms": 15.0}, True, id="zero3"),
+        pytest.param(1.62, {"host_ms": 0.03, "compute_ms": 1.38}, False, id="product-that-the-power-cap-slows"),
+        pytest.param(
+            58.5, {"host_ms": 45.7, "compute_ms": 39.2, "exposed_communication_ms": 19.3}, False, id="messages"
+        ),
+        pytest.param(100.0, {"compute_ms": 50.0}, False, id="not-measured"),
+    ],
+)
+def test_the_host_sets_the_pace_of_a_step_that_the_device_waits_in(
+    step_ms: float, parts: dict[str, float], bound: bool
+) -> None:
+    assert host_bound(steps(step_ms, **parts)) == bound
 
 
 @pytest.mark.parametrize(("host_ms", "outcome"), [(50.0, "regression"), (100.0, "noisy"), (None, "noisy")])

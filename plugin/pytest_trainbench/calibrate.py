@@ -12,7 +12,7 @@ from pytest_trainbench.noise import DEFAULT, compare, unchanged
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner
-from pytest_trainbench.verdict import ERROR_MOST, OUTCOMES, weigh
+from pytest_trainbench.verdict import ERROR_MOST, OUTCOMES, mood, weigh
 
 PLANTED = (0.02, 0.05, 0.10)
 """Slowdowns, as fractions of a step."""
@@ -74,12 +74,13 @@ def _slower(measured: Measured) -> bool:
 def _calibration(
     runner: Runner, base: Measured, again: Measured, *, label: str, gates: Gates, red: bool, trials: tuple[Trial, ...]
 ) -> Calibration:
-    prior = runner.priors.get(("step_ms", host_bound(base.record)), DEFAULT)
+    prior = runner.priors(base.record).get(("step_ms", host_bound(base.record)), DEFAULT)
+    lasting = mood("step_ms", base.record)
     found = compare(base.record.values("step_ms"), again.record.values("step_ms"), prior=prior)
     judged = sum(isinstance(METRICS[change.metric].gate, Statistical) for change in again.verdict.changes)
 
     def sees(launches: int) -> float:
-        alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior)
+        alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior, lasting=lasting)
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last, gates=gates)
         return weigh("step_ms", alike, error=min(ERROR_MOST, policy.error / judged), policy=policy).sees

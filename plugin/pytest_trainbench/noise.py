@@ -70,7 +70,7 @@ class Difference:
 
     before, now: where each set lies, in its own unit. change: log(now / before). noise: relative standard deviation of
     one launch. counted_before, counted_now: launches by their weight; an outlier counts for less than one.
-    launches_now: how many there were. apart: standard deviation between the two sets that no number of launches shows.
+    launches_now: how many there were. apart: standard deviation of ``change`` that no number of launches takes away.
     in_pairs: a launch more now is also one more before.
     """
 
@@ -120,8 +120,14 @@ class Difference:
         return quantile(1 - chance, self.freedom) * self.noise * math.sqrt(max(0.0, left))
 
 
-def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT, apart: float = 0.0) -> Difference:
-    """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN."""
+def compare(
+    before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT, apart: float = 0.0, lasting: float = 0.0
+) -> Difference:
+    """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN.
+
+    ``apart``: relative standard deviation of a set of launches beside that of each, and ``lasting``: the same as a
+    multiple of the noise of a launch.
+    """
     own = len(before) + len(now) - 2
     middles, noise, counted = _fitted((before, now), prior)
     return Difference(
@@ -132,18 +138,22 @@ def compare(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEF
         counted_now=counted[1],
         launches_now=len(now),
         freedom=prior.freedom(own),
-        apart=apart,
+        apart=math.sqrt(2) * math.hypot(apart, lasting * noise),
     )
 
 
-def expected(before: Sequence[float], *, stored: int, launches: int, prior: Prior = DEFAULT) -> Difference:
+def expected(
+    before: Sequence[float], *, stored: int, launches: int, prior: Prior = DEFAULT, lasting: float = 0.0
+) -> Difference:
     """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
     nothing has changed."""
     (middle,), noise, _ = _fitted((before,), prior)
-    return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior)
+    return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior, lasting=lasting)
 
 
-def unchanged(figure: float, noise: float, *, stored: int, launches: int, prior: Prior) -> Difference:
+def unchanged(
+    figure: float, noise: float, *, stored: int, launches: int, prior: Prior, lasting: float = 0.0
+) -> Difference:
     """The same, of launches that lie at ``figure`` with this ``noise``."""
     return Difference(
         before=figure,
@@ -153,6 +163,7 @@ def unchanged(figure: float, noise: float, *, stored: int, launches: int, prior:
         counted_now=launches,
         launches_now=launches,
         freedom=prior.freedom(stored + launches - 2),
+        apart=math.sqrt(2) * lasting * noise,
     )
 
 

@@ -636,7 +636,8 @@ def _accept(item: pytest.Item) -> str:
     config = item.config
     saves = not config.stash[SESSION].settings.against
     left_out = {*FILES, *(NIGHTLY if saves else ())}
-    paths = [str(path) for path in config.known_args_namespace.file_or_dir]
+    # Not known_args_namespace's, which takes the value of an option that a conftest.py adds for a path.
+    paths = list(map(str, config.option.file_or_dir))
     options = []
     given = iter(map(str, config.invocation_params.args))
     for arg in given:

@@ -266,7 +266,7 @@ class Runner:
     def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
         """Whether a night would be noisy against ``stored`` launches like these."""
         policy = dataclasses.replace(self.policy, gates=gates)
-        found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors)
+        found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors(record))
         return any(change.outcome == "noisy" for change in found)
 
     def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran | None, Ran | None]]:
@@ -288,13 +288,17 @@ class Runner:
             must_match=mismatches(then, self.now.environment, devices=devices),
             suspects=differences(then, self.now.environment),
             policy=dataclasses.replace(self.policy, gates=gates),
-            priors=self.priors,
+            priors=self.priors(record if stored is None else stored),
         )
 
+    def priors(self, record: Record) -> Priors:
+        """The noise of rows like ``record`` where it was measured."""
+        return learn(self._baselines, str(record.environment.get("machine", "")))
+
     @cached_property
-    def priors(self) -> Priors:
-        """The noise of rows on this hardware, from its baselines as they were before the first row was judged."""
-        return learn(baseline.load_all(self.settings.baseline_dir, self.hardware.id))
+    def _baselines(self) -> list[Record]:
+        """Of this hardware, as they were before the first row was judged."""
+        return baseline.load_all(self.settings.baseline_dir, self.hardware.id)
 
     def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days
