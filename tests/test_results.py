@@ -122,5 +122,13 @@ def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeyp
 
 def test_the_table_of_the_readme_is_that_of_the_page() -> None:
     page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8")
-    table = page.partition("## Sharding of a GPT")[2].split("\n\n")[1]
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), "it is stale: copy it from docs/results-h200.md"
+    table = page.partition("## Sharding of a GPT")[2].split("\n\n")[1].splitlines()
+    four = [line for line in table if cells(line)[3] in ("devices", "4")]
+    shown = [cells(line) for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
+    assert len(four) > 10
+    assert all(cells(line) in shown for line in four), "it is stale: copy it from docs/results-h200.md"
+
+
+def cells(line: str) -> list[str]:
+    """Of a line of a Markdown table, and four empty ones of any other."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else [""] * 4
