@@ -16,7 +16,7 @@ from scipy import stats
 
 from benchmarks.detection.nights import EARLIER, FIRST, Nights
 from pytest_trainbench.noise import DEFAULT, Prior, compare, learned
-from pytest_trainbench.verdict import Change, Policy, weigh
+from pytest_trainbench.verdict import MOOD, Change, Policy, weigh
 
 METRIC_ERROR = 1 / 30 / 200
 """One false alarm a month of 30 nights with 200 metrics: 1.7e-4 a metric and night."""
@@ -45,17 +45,19 @@ def ours(nights: Nights, *, error: float = METRIC_ERROR) -> Calls:
         everything = learned(before.tolist()) or DEFAULT
         priors = {one: learned(before[group == one].tolist()) or everything for one in set(group.tolist())}
         for stored, fresh, one in zip(before.tolist(), nights.now[suite].tolist(), group.tolist(), strict=True):
-            change, launches = _night(stored, fresh, priors[one], policy)
+            change, launches = _night(stored, fresh, priors[one], policy, lasting=one * MOOD)
             red.append(change.outcome == "regression")
             spent.append(launches)
             changes.append(change)
     return Calls(red=np.array(red), spent=np.array(spent), changes=tuple(changes))
 
 
-def _night(stored: list[float], fresh: list[float], prior: Prior, policy: Policy) -> tuple[Change, int]:
+def _night(
+    stored: list[float], fresh: list[float], prior: Prior, policy: Policy, *, lasting: float
+) -> tuple[Change, int]:
     launches = policy.first
     while True:
-        found = compare(stored, fresh[:launches], prior=prior)
+        found = compare(stored, fresh[:launches], prior=prior, lasting=lasting)
         change = weigh("step_ms", found, error=policy.error, policy=policy)
         if change.outcome == "regression" or not change.doubtful:
             return change, launches

@@ -9,6 +9,7 @@ show them: they are an assumption, on the heavy side.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.detection.traces import Trace
 from pytest_trainbench.noise import DEFAULT, learned
+from pytest_trainbench.verdict import MOOD
 
 Floats = NDArray[np.float64]
 
@@ -42,10 +44,10 @@ EARLIER, EARLIER_ROWS = 30, 400
 class Nights:
     """One row a night: ``before`` (nights × stored launches), ``now`` (nights × launches that may be asked for), in ms.
 
-    group: rows of one group are similar, and a judge may learn from them. truth: how much slower the code is. block:
-    consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps within a launch. earlier: the
-    first :data:`EARLIER_ROWS` rows in the :data:`EARLIER` nights before, in which nothing changed: a median of
-    :data:`FIRST` launches each.
+    group: rows of one group are similar, and a judge may learn from them; 1 is that of host-bound ones. truth: how much
+    slower the code is. block: consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps
+    within a launch. earlier: the first :data:`EARLIER_ROWS` rows in the :data:`EARLIER` nights before, in which nothing
+    changed: a median of :data:`FIRST` launches each.
     """
 
     before: Floats
@@ -116,13 +118,15 @@ def nights(
     seed: int = 1,
     now: Noise | None = None,
     step_outliers: float = 0.0,
+    visit: float = 0.0,
 ) -> Nights:
-    """Synthetic nights of rows whose noise is alike, each with a baseline of its own."""
+    """Synthetic nights of rows whose noise is alike, each with a baseline of its own. ``visit``: standard deviation
+    from one visit of a host to the next, where the rows are host-bound."""
     rng = np.random.default_rng(seed)
     found = Nights(
-        before=100 * np.exp(noise(rng, (count, stored))),
+        before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, visit, seed)),
         now=100 * (1 + slower) * np.exp((now or noise)(rng, (count, FIRST + MORE))),
-        group=np.zeros(count, dtype=int),
+        group=np.full(count, int(visit > 0)),
         truth=slower,
         step_outliers=step_outliers,
         earlier=_earlier(noise, count, seed),
@@ -141,7 +145,8 @@ def fleet(
     count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, outliers: float = 0.02, seed: int = 1
 ) -> Nights:
     """Synthetic suites of 100 rows. The noise of a row is drawn from the law that was fitted to the real traces, of
-    host-bound rows (as many as among them) and of others apart; one launch in fifty is an outlier."""
+    host-bound rows (as many as among them, and with visits that differ) and of others apart; one launch in fifty is an
+    outlier."""
     rng = np.random.default_rng(seed)
     real = [trace for trace in traces if trace.metric == "step_ms"]
     group = (rng.random(count) < np.mean([trace.host_bound for trace in real])).astype(int)
@@ -153,12 +158,17 @@ def fleet(
         sd = np.where(group == bound, np.minimum(drawn, 0.1), sd)
     noise = tailed(sd, outliers=outliers)
     return Nights(
-        before=100 * np.exp(noise(rng, (count, stored))),
+        before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, MOOD * sd * group, seed)),
         now=100 * (1 + slower) * np.exp(noise(rng, (count, FIRST + MORE))),
         group=group,
         truth=slower,
         earlier=_earlier(noise, count, seed),
     )
+
+
+def _visits(count: int, visit: float | Floats, seed: int) -> Floats:
+    """What two visits of a host are apart, nights × 1; drawn apart too."""
+    return np.asarray(np.random.default_rng([seed, 0]).normal(0, math.sqrt(2) * visit, count)[:, None])
 
 
 def _earlier(noise: Noise, count: int, seed: int) -> Floats:

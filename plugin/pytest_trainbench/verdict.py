@@ -272,8 +272,12 @@ def judge(
             step = changes[0]  # METRICS begins with it, and it is always judged
             if outcome == "regression" and step not in found:
                 reason += f"; {_beside(step, unlike)}"
-            if outcome == "noisy" and step in found and moved and paced:
-                reason += f"; {ANOTHER_HOST}"
+            if outcome == "noisy" and step in found:
+                kernels = next((change for change in changes if change.metric == "compute_ms"), None)
+                if kernels is not None and kernels.outcome == "ok":
+                    reason += f"; its kernels take as long as before (sees ≥ {percent(kernels.sees)})"
+                if moved and paced:
+                    reason += f"; {ANOTHER_HOST}"
             if note is not None:
                 reason += f"; {note}"
             return Verdict(outcome=outcome, reason=reason, changes=changes, suspects=listed, causes=unlike)
