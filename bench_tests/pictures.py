@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench_tests.baselines import stored
 from bench_tests.tables import ddp_scaling, scaling
-from pytest_trainbench.hardware import rows
 from pytest_trainbench.record import Record, read_record
-
-ROOT = Path(__file__).parent.parent
 
 WIDE = 2
 """Parts of a picture side by side."""
@@ -106,8 +104,8 @@ def page(records: Sequence[Record]) -> str:
 def main(where: str) -> None:
     if find_spec("plotly") is None:
         sys.exit("pictures need plotly: pip install plotly")
-    folders = [Path(where)] if Path(where).is_dir() else [ROOT / "baselines" / row.key for row in rows(where)]
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.json"))]
+    groups = [sorted(Path(where).rglob("*.json"))] if Path(where).is_dir() else stored(where).values()
+    paths = [path for group in groups for path in group]
     if not paths:
         sys.exit(f"{where}: no folder with records, and no hardware with baselines")
     try:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import pandas as pd
 import pytest
 
+from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.cells import bound_by, middle, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
@@ -231,13 +232,12 @@ def collected(family: str) -> dict[str, Listed]:
 
 
 def main(family: str) -> None:
-    ids = [row.key for row in accelerators(family)]
-    stored = {key: paths for key in ids if (paths := sorted((ROOT / "baselines" / key).glob("*.json")))}
-    if not stored:
-        sys.exit(f"there are no baselines of {family} under {ROOT / 'baselines'}; known: {', '.join(sorted(TABLE))}")
-    if len(stored) > 1:  # tables have one line a row, which would be that of whichever came last
-        sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(stored)}")
-    records = [read_record(path) for paths in stored.values() for path in paths]
+    kinds = stored(family)
+    if not kinds:
+        sys.exit(f"there are no baselines of {family} under {FOLDER}; known: {', '.join(sorted(TABLE))}")
+    if len(kinds) > 1:  # tables have one line a row, which would be that of whichever came last
+        sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(kinds)}")
+    records = [read_record(path) for paths in kinds.values() for path in paths]
     sys.stdout.write(page(family, records, collected(family)))
 
 

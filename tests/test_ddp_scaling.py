@@ -158,6 +158,38 @@ def test_acceleration_is_told_where_plain_ddp_ran_on_as_many_devices() -> None:
     ]
 
 
+def test_what_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None:
+    """Scaling is told against the fewest devices that plain DDP fits on, and nodes against none where it fits on none
+    of them; an accelerator that fits where plain DDP does not has no ratio."""
+    work = {"model": "resnet50", "micro_batch": 32}
+    fits = {
+        (PLAIN_DDP, 2): 180.0,
+        (PLAIN_DDP, 16): 720.0,
+        ("local-sgd", 1): 90.0,
+        ("local-sgd", 2): 270.0,
+        ("powersgd", 8): 500.0,
+    }
+    too_large = [(PLAIN_DDP, 1), (PLAIN_DDP, 8), ("powersgd", 2), ("powersgd", 16), ("local-sgd", 8)]
+    known = [rate(value, devices=devices, strategy=name, **work) for (name, devices), value in fits.items()]
+    for name, devices in too_large:
+        of = rate(1.0, devices=devices, strategy=name, **work).case
+        known.append(samples.record(samples.failed("oom"), of=of))
+    assert cells(ddp_scaling.scaling(known)) == [
+        ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against"),
+        ("resnet50", "32", "1", "OOM", "", ""),
+        ("resnet50", "32", "2", "180.0", "", ""),
+        ("resnet50", "32", "8", "OOM", "", ""),
+        ("resnet50", "32", "16", "720.0", "50.0%", "2 devices"),
+    ]
+    assert cells(ddp_scaling.acceleration(known)) == [
+        ("model", "batch a device", "devices", "powersgd", "local-sgd"),
+        ("resnet50", "32", "2", "OOM", "1.50×"),
+        ("resnet50", "32", "8", "", "OOM"),
+        ("resnet50", "32", "16", "OOM", ""),
+    ]
+    assert ddp_scaling.points(known).empty
+
+
 def test_the_dots_of_the_picture() -> None:
     assert cells(ddp_scaling.points(records())) == [
         ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio"),
@@ -173,7 +205,7 @@ def test_only_equal_work_is_compared() -> None:
 
 
 def test_what_failed_and_other_suites_are_left_out() -> None:
-    failed = samples.record(samples.failed("oom"), of=records()[0].case)
+    failed = samples.record(samples.failed("crash"), of=records()[0].case)
     assert ddp_scaling.series([failed, samples.record()]) == []
     assert ddp_scaling.scaling([failed]) is None
     assert ddp_scaling.acceleration([failed]) is None

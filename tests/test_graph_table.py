@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import samples
 
-from bench_tests.tables.graph_optimisation import graph_optimisation
+from bench_tests.graphs import GRAPHS
+from bench_tests.tables.graph_optimisation import PUBLISHED, graph_optimisation
 from pytest_trainbench.record import Record
 
 MIB = samples.MIB
@@ -68,6 +69,26 @@ def test_a_gain_is_over_the_same_work_only() -> None:
     assert [row["gain"] for row in both] == ["", "", "+120.0%"]
 
 
+def test_what_ran_out_of_memory_says_so_has_no_gain_and_gives_none() -> None:
+    too_large = samples.failed("oom")
+    rows = cells(
+        samples.record(too_large, of=record(1.0, precision="fp32").case),
+        record(1250.0, precision="fp32", graph="ort-all"),
+        record(1000.0),
+        samples.record(too_large, of=record(1.0, graph="ort-all").case),
+        record(1100.0, graph="inductor"),
+    )
+    eager, ort, inductor = "eager", GRAPHS["ort-all"].title, GRAPHS["inductor"].title
+    fp32, tf32 = ("single (fp32)", "128", "dp4"), ("single (tf32)", "128", "dp4")
+    assert [tuple(row.values()) for row in rows] == [
+        ("bert-base", eager, *fp32, "OOM", "", "", *PUBLISHED[None, "single"]),
+        ("bert-base", ort, *fp32, "1,250.00", "3,000 (process)", "", *PUBLISHED["ort-all", "single"]),
+        ("bert-base", eager, *tf32, "1,000.00", "2,000", "", *PUBLISHED[None, "single"]),
+        ("bert-base", ort, *tf32, "OOM", "", "", *PUBLISHED["ort-all", "single"]),
+        ("bert-base", inductor, *tf32, "1,100.00", "2,000", "+10.0%", "", "", ""),
+    ]
+
+
 def test_torch_knows_all_the_memory_of_its_own_compiler() -> None:
     assert [row["peak MiB"] for row in cells(record(1000.0, graph="inductor"))] == ["2,000"]
 
@@ -86,6 +107,6 @@ def test_formats_that_the_published_comparison_does_not_know_have_no_part() -> N
 
 
 def test_without_a_graph_there_is_no_table() -> None:
-    failed = samples.record(samples.failed("oom"), of=record(1.0, graph="ort-all").case)
+    failed = samples.record(samples.failed("crash"), of=record(1.0, graph="ort-all").case)
     gpt = record(100.0, graph="inductor", model="gpt-1.3b")
     assert graph_optimisation([record(100.0), failed, gpt, samples.record()]) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from samples import MIB, case, failed, launch, record
 
-from bench_tests import results
+from bench_tests import baselines, results
 from bench_tests.results import Listed, page
 from pytest_trainbench.record import Record
 
@@ -111,11 +111,21 @@ def test_a_page_of_everything_says_so() -> None:
     assert page("h200", [one], {one.label: Listed(case=one.case.id)}).endswith("Every row of the suite has a result.\n")
 
 
+def test_baselines_are_found_by_a_family_and_by_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / kind / "x.json" for kind in ("h200-nvl-141gb", "h200-sxm-141gb")]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    monkeypatch.setattr(baselines, "FOLDER", tmp_path)
+    nvl, sxm = ({file.parent.name: [file]} for file in files)
+    assert [baselines.stored(name) for name in ("h200", "h200-sxm-141gb", "a100", "x")] == [{**nvl, **sxm}, sxm, {}, {}]
+
+
 def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("h200-sxm-141gb", "h200-nvl-141gb"):
-        (tmp_path / "baselines" / kind).mkdir(parents=True)
-        (tmp_path / "baselines" / kind / "x.json").touch()
-    monkeypatch.setattr(results, "ROOT", tmp_path)
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "x.json").touch()
+    monkeypatch.setattr(baselines, "FOLDER", tmp_path)
     with pytest.raises(SystemExit, match=r"several kinds of h200, .*: h200-sxm-141gb, h200-nvl-141gb"):
         results.main("h200")
 

@@ -95,8 +95,28 @@ def test_a_lever_is_a_row_of_its_own_beside_no_published_run() -> None:
     ]
 
 
+def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None:
+    too_large = [
+        of("trainer_train", 1.0, batch=16),
+        of("trainer_run", 1.0, mesh="dp2", batch=16),
+        of("trainer_eval", 1.0, mesh="dp4", batch=16),
+    ]
+    fits = [
+        of("trainer_eval", 500.0, batch=16),
+        of("trainer_train", 240.0, mesh="dp2", batch=16),
+        of("trainer_eval", 900.0, mesh="dp2", batch=16),
+        of("trainer_train", 400.0, mesh="dp4", batch=16),
+    ]
+    found = rows(*(record(failed("oom"), of=one.case) for one in too_large), *fits)
+    assert [[text for name, text in row.items() if "published" not in name] for row in found] == [
+        ["deberta-v3-base", "fp16", "16", "1", "alone", "OOM", "500.0", "", "", ""],
+        ["deberta-v3-base", "fp16", "16", "2", "DDP", "240.0", "900.0 (90%)", "700", "211.8", "OOM"],
+        ["deberta-v3-base", "fp16", "16", "4", "DDP", "400.0", "OOM", "700", "", ""],
+    ]
+
+
 def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
-    broken = record(failed("oom"), of=of("trainer_train", 1.0).case)
+    broken = record(failed("crash"), of=of("trainer_train", 1.0).case)
     assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None
 
 
@@ -133,10 +153,20 @@ def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_
     ]
 
 
+def test_a_whole_run_that_ran_out_of_memory_says_so_instead_of_its_rate() -> None:
+    too_large = record(failed("oom"), of=logged("dp1", batch=16, precision="tf32").case)
+    table = whole_runs([too_large, logged("dp2")])
+    assert table is not None
+    assert table[table["where"] == "here"].to_numpy().tolist() == [
+        ["deberta-v3-base", "tf32", "16", "1", "alone", "here", "", "OOM", "", "", "", ""],
+        ["deberta-v3-base", "fp16", "8", "2", "DDP", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"],
+    ]
+
+
 def test_a_run_of_another_model_has_no_published_one_and_other_steps_are_no_runs() -> None:
     table = whole_runs([logged("dp1", model="deberta-tiny", batch=8), of("trainer_train", 1.0)])
     assert table is not None and list(table["where"]) == ["here"]
-    assert whole_runs([of("trainer_train", 1.0), record(failed("oom"), of=logged("dp1").case)]) is None
+    assert whole_runs([of("trainer_train", 1.0), record(failed("crash"), of=logged("dp1").case)]) is None
 
 
 @pytest.mark.parametrize("test", ["test_trainer_train", "test_trainer_eval", "test_trainer_run"])

@@ -13,7 +13,7 @@ from samples import MIB, failed, launch, record
 
 from bench_tests.data import token_pool
 from bench_tests.tables.mixed_precision import mixed_precision
-from bench_tests.tables.scaling import loss_of_frequencies, scaling, time_to_loss
+from bench_tests.tables.scaling import curves, loss_of_frequencies, scaling, time_to_loss
 from pytest_trainbench.case import Case
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record
@@ -144,6 +144,34 @@ def test_weak_keeps_the_work_of_a_device_and_strong_the_global_batch() -> None:
         ["bert-large", "strong", "2", "1,536", "1,800.0", "900.0", "90.0% of 1"],
         ["bert-large", "strong", "4", "1,536", "2,800.0", "700.0", "70.0% of 1"],
     ]
+
+
+def ran_out(one: Record) -> Record:
+    return record(failed("oom"), of=one.case)
+
+
+def test_devices_that_it_does_not_fit_on_say_so_and_are_no_base() -> None:
+    fits = [scaled(2, 24, 1900, [10.0, 9.0, 8.5]), scaled(4, 24, 3420, [10.0, 8.4, 8.0])]
+    records = [ran_out(scaled(1, 24, 1.0)), *fits, ran_out(scaled(8, 24, 1.0)), ran_out(scaled(2, 12, 1.0))]
+    table, times = scaling(records), time_to_loss(records)
+    assert table is not None and times is not None
+    here = table[table["where"] == "here"].drop(columns="where")
+    assert here.to_numpy().tolist() == [
+        ["bert-large", "weak", "1", "1,536", "OOM", "", ""],
+        ["bert-large", "weak", "2", "3,072", "1,900.0", "950.0", "base"],
+        ["bert-large", "weak", "4", "6,144", "3,420.0", "855.0", "90.0% of 2"],
+        ["bert-large", "weak", "8", "12,288", "OOM", "", ""],
+        ["bert-large", "strong", "1", "1,536", "OOM", "", ""],
+        ["bert-large", "strong", "2", "1,536", "OOM", "", ""],
+    ]
+    reached = f"8.500 ({1.5 / (10 - loss_of_frequencies(30_522)):.0%})"
+    assert times.to_numpy().tolist() == [
+        ["bert-large", "weak", "1", "2.4e-05", "OOM", "", "", ""],
+        ["bert-large", "weak", "2", "4.8e-05", reached, "2", "6,144", "3.23"],
+        ["bert-large", "weak", "4", "9.6e-05", reached, "1", "6,144", "1.80"],
+        ["bert-large", "weak", "8", "0.000192", "OOM", "", "", ""],
+    ]
+    assert curves(records).equals(curves(fits))
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,15 @@ def went_well(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.outcome == "ok"]
 
 
+def with_result(records: Iterable[Record]) -> list[Record]:
+    """Records that ended well or ran out of memory, which is a result too; a crash is none."""
+    return [record for record in records if record.outcome in ("ok", "oom")]
+
+
 def trained(records: Iterable[Record], *, strategies: Iterable[str]) -> list[Record]:
-    """Records of the suite's training step under one of the strategies that ended well."""
+    """Records of the suite's training step under one of the strategies that have a result."""
     known, steps = set(strategies), built_by(records, "train_step")
-    return [record for record in went_well(steps) if record.case.params.get("strategy") in known]
+    return [record for record in with_result(steps) if record.case.params.get("strategy") in known]
 
 
 def middle(record: Record, metric: str) -> float | None:
@@ -45,9 +50,9 @@ def samples_per_s(record: Record) -> float:
     return median(record.values("samples_per_s"))
 
 
-def rate(record: Record) -> str:
+def rate(record: Record, *, digits: int = 1) -> str:
     """Samples/s, or in capitals how the record ended instead: ``OOM``."""
-    return f"{samples_per_s(record):,.1f}" if record.outcome == "ok" else record.outcome.upper()
+    return f"{samples_per_s(record):,.{digits}f}" if record.outcome == "ok" else record.outcome.upper()
 
 
 def bound_by(record: Record) -> str:
@@ -68,8 +73,12 @@ def text(value: float | None, spell: Callable[[float], str]) -> str:
     return "" if value is None else spell(value)
 
 
-def efficiency(record: Record, base: Record) -> str:
-    """Samples/s of one device beside those of one device of ``base``, the record with the fewest devices; names it."""
+def efficiency(record: Record, series: Iterable[Record]) -> str:
+    """Samples/s of one device beside those of one device of the record in ``series`` that ended well on the fewest
+    devices; names it. Empty for a record that did not end well."""
+    if record.outcome != "ok":
+        return ""
+    base = min(went_well(series), key=lambda one: one.case.mesh.world_size)
     if record is base:
         return "base"
     each, each_of_base = (samples_per_s(one) / one.case.mesh.world_size for one in (record, base))

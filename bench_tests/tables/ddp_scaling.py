@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
-from bench_tests.tables.cells import percent, samples_per_s, shown, text, trained
+from bench_tests.tables.cells import percent, rate, samples_per_s, shown, text, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,51 +21,54 @@ NODE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One model at one batch a device: ``samples_per_s[strategy][devices]``, the median over the launches."""
+    """One model at one batch a device: ``records[strategy][devices]``, which ended well or ran out of memory."""
 
     model: str
     micro_batch: int
-    samples_per_s: Mapping[str, Mapping[int, float]]
+    records: Mapping[str, Mapping[int, Record]]
+
+    def samples_per_s(self, strategy: str) -> dict[int, float]:
+        """By number of devices, the median over the launches; without those that ran out of memory."""
+        found = self.records.get(strategy, {})
+        return {devices: samples_per_s(record) for devices, record in found.items() if record.outcome == "ok"}
 
     @property
     def base(self) -> int | None:
-        """Fewest devices that plain DDP was measured on: what its scaling is told against."""
-        return min(self.samples_per_s.get(PLAIN_DDP, {}), default=None)
+        """Fewest devices that plain DDP was measured on and fits: what its scaling is told against."""
+        return min(self.samples_per_s(PLAIN_DDP), default=None)
 
     def ddp_acc(self, devices: int, base: int | None = None) -> float | None:
         """Performance of plain DDP on ``devices`` ÷ its performance on ``base`` ÷ how many times as many they are;
-        ``None`` where either was not measured, and where they are the same. With ``base`` a whole node, and whole
+        ``None`` where either has no figure, and where they are the same. With ``base`` a whole node, and whole
         nodes of ``devices``, it is the published figure: linearity over nodes."""
-        plain = self.samples_per_s.get(PLAIN_DDP, {})
+        plain = self.samples_per_s(PLAIN_DDP)
         base = base or self.base
         if base is None or devices <= base or base not in plain or devices not in plain:
             return None
         return plain[devices] / plain[base] / (devices / base)
 
     def acc_ratio(self, strategy: str, devices: int) -> float | None:
-        """Performance of ``strategy`` ÷ that of plain DDP on as many devices; ``None`` where either was not
-        measured."""
-        plain = self.samples_per_s.get(PLAIN_DDP, {}).get(devices)
-        fast = self.samples_per_s.get(strategy, {}).get(devices)
+        """Performance of ``strategy`` ÷ that of plain DDP on as many devices; ``None`` where either has no figure."""
+        plain = self.samples_per_s(PLAIN_DDP).get(devices)
+        fast = self.samples_per_s(strategy).get(devices)
         return None if plain is None or fast is None else fast / plain
 
 
 def series(records: Sequence[Record]) -> list[Series]:
     """One for each model, batch, precision and whatever else a case says, in the order of first appearance."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    found: dict[str, dict[str, dict[int, Record]]] = {}
     for record in trained(records, strategies=DATA_PARALLEL):
         case = record.case
         # A device count says all of a mesh here, and every other parameter but the strategy must be alike.
         alike = {name: value for name, value in case.params.items() if name != "strategy"}
         key = json.dumps([record.hardware, case.builder, case.version, alike], sort_keys=True)
-        rates = found.setdefault(key, {}).setdefault(case.params["strategy"], {})
-        rates[case.mesh.world_size] = samples_per_s(record)
-    return [_series(key, rates) for key, rates in found.items()]
+        found.setdefault(key, {}).setdefault(case.params["strategy"], {})[case.mesh.world_size] = record
+    return [_series(key, group) for key, group in found.items()]
 
 
-def _series(key: str, rates: Mapping[str, Mapping[int, float]]) -> Series:
+def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> Series:
     params = json.loads(key)[-1]
-    return Series(model=params["model"], micro_batch=params["micro_batch"], samples_per_s=rates)
+    return Series(model=params["model"], micro_batch=params["micro_batch"], records=group)
 
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
@@ -73,14 +76,14 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     which are named; over nodes, against one of :data:`NODE` devices."""
     lines = []
     for one in series(records):
-        for devices, rate in sorted(one.samples_per_s.get(PLAIN_DDP, {}).items()):
+        for devices, record in sorted(one.records.get(PLAIN_DDP, {}).items()):
             linearity = one.ddp_acc(devices)
             lines.append(
                 {
                     "model": one.model,
                     "batch a device": f"{one.micro_batch:,}",
                     "devices": str(devices),
-                    "samples/s": f"{rate:,.1f}",
+                    "samples/s": rate(record),
                     "ddp_acc": percent(linearity, digits=1),
                     "against": "" if linearity is None else f"{one.base} device{'s' * (one.base != 1)}",
                     f"ddp_acc over nodes of {NODE}": percent(
@@ -92,16 +95,24 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
-    """``acc_ratio`` of every accelerator: one line a model, batch and number of devices that any was measured on."""
+    """``acc_ratio`` of every accelerator, or that it ran out of memory: one line a model, batch and number of devices
+    that any was measured on."""
     lines = []
     for one in series(records):
-        counts = {devices for name in ACCELERATORS for devices in one.samples_per_s.get(name, {})}
+        counts = {devices for name in ACCELERATORS for devices in one.records.get(name, {})}
         for devices in sorted(counts):
-            ratios = {name: one.acc_ratio(name, devices) for name in ACCELERATORS}
-            if any(ratio is not None for ratio in ratios.values()):
+            ratios = {name: _ratio(one, name, devices) for name in ACCELERATORS}
+            if any(ratios.values()):
                 head = {"model": one.model, "batch a device": f"{one.micro_batch:,}", "devices": str(devices)}
-                lines.append({**head, **{name: text(ratio, "{:.2f}×".format) for name, ratio in ratios.items()}})
+                lines.append({**head, **ratios})
     return shown(lines)
+
+
+def _ratio(one: Series, strategy: str, devices: int) -> str:
+    record = one.records.get(strategy, {}).get(devices)
+    if record is not None and record.outcome != "ok":
+        return rate(record)
+    return text(one.acc_ratio(strategy, devices), "{:.2f}×".format)
 
 
 def points(records: Sequence[Record]) -> pd.DataFrame:
@@ -114,7 +125,7 @@ def points(records: Sequence[Record]) -> pd.DataFrame:
     dots = []
     for one in series(records):
         for strategy in ACCELERATORS:
-            for devices in sorted(one.samples_per_s.get(strategy, {})):
+            for devices in sorted(one.samples_per_s(strategy)):
                 right, up = one.ddp_acc(devices), one.acc_ratio(strategy, devices)
                 if right is not None and up is not None:
                     dots.append((one.model, one.micro_batch, strategy, devices, one.base, right, up))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench_tests.graphs import GRAPHS
-from bench_tests.tables.cells import middle, peak_mib, samples_per_s, shown, text, trained
+from bench_tests.tables.cells import middle, peak_mib, rate, samples_per_s, shown, text, trained, went_well
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
 
@@ -31,12 +31,13 @@ said to be 512, at which these rates would need more than the device's peak: it 
 def graph_optimisation(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a record of BERT under DDP, eager or as a graph, where at least one of its kind is a graph.
 
-    *gain* is the rate over that of the eager record with the same number format, work and mesh. Memory is what torch
+    *gain* is the rate over that of the eager record with the same number format, work and mesh, where neither ran out
+    of memory. Memory is what torch
     allocated at most; where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a
     CPU, it is that of the process.
     """
     known = [record for record in trained(records, strategies=STRATEGIES) if _belongs(record)]
-    eager = {_work(record): samples_per_s(record) for record in known if "graph" not in record.case.params}
+    eager = {_work(record): samples_per_s(record) for record in went_well(known) if "graph" not in record.case.params}
     compared = {_work(record) for record in known if "graph" in record.case.params}
     return shown(_cells(record, eager.get(_work(record))) for record in known if _work(record) in compared)
 
@@ -55,7 +56,7 @@ def _work(record: Record) -> tuple[object, ...]:
 
 def _cells(record: Record, eager: float | None) -> dict[str, str]:
     params: Mapping[str, Any] = record.case.params
-    graph, mesh, rate = params.get("graph"), str(record.case.mesh), samples_per_s(record)
+    graph, mesh = params.get("graph"), str(record.case.mesh)
     precision = PRECISIONS[params["precision"]]
     as_published = params["model"] == "bert-base" and mesh == "dp4" and params["micro_batch"] == 16
     published = PUBLISHED.get((graph, precision)) if as_published else None
@@ -66,13 +67,19 @@ def _cells(record: Record, eager: float | None) -> dict[str, str]:
         "precision": f"{precision} ({params['precision']})",
         "sequence": str(params["sequence"]),
         "mesh": mesh,
-        "samples/s": f"{rate:,.2f}",
+        "samples/s": rate(record, digits=2),
         "peak MiB": _memory(record),
-        "gain": "" if eager is None or graph is None else f"{rate / eager - 1:+.1%}",
+        "gain": _gain(record, eager),
         "published samples/s": published_samples_per_s,
         "published MiB": published_mib,
         "published gain": published_gain,
     }
+
+
+def _gain(record: Record, eager: float | None) -> str:
+    if eager is None or "graph" not in record.case.params or record.outcome != "ok":
+        return ""
+    return f"{samples_per_s(record) / eager - 1:+.1%}"
 
 
 def _memory(record: Record) -> str:

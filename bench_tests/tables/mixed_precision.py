@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bench_tests.tables.cells import (
     bound_by,
-    built_by,
     efficiency,
     middle,
     peak_mib,
@@ -16,6 +15,7 @@ from bench_tests.tables.cells import (
     rate,
     samples_per_s,
     shown,
+    trained,
 )
 from pytest_trainbench.record import Record
 from pytest_trainbench.step import DTYPES
@@ -44,10 +44,9 @@ def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
     per device, against the fewest devices of the same line. A row that did not fit says so.
     """
     groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
-    for record in built_by(records, "train_step"):
+    for record in trained(records, strategies=("ddp", "ddp-fp32")):
         params = record.case.params
-        shown_here = record.outcome in ("ok", "oom") and params.get("strategy") in ("ddp", "ddp-fp32")
-        if shown_here and params.get("model") in MODELS and params.get("graph") in MODES:
+        if params.get("model") in MODELS and params.get("graph") in MODES:
             work = record.hardware, MODELS.index(params["model"]), params["sequence"], params["micro_batch"]
             groups[work][params["precision"], params.get("graph"), record.case.mesh.world_size] = record
     return shown(line for _, group in sorted(groups.items()) for line in _lines(group))
@@ -67,7 +66,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
     lines = []
     for precision, graph, devices in sorted(group, key=order):
         record = group[precision, graph, devices]
-        ran = [count for (*same, count), one in group.items() if same == [precision, graph] and one.outcome == "ok"]
+        series = [one for (*same, _), one in group.items() if same == [precision, graph]]
         params = record.case.params
         work = params["model"], params["sequence"], params["micro_batch"], precision, devices
         published = PUBLISHED.get(work, ("", "")) if graph is None else ("", "")
@@ -84,7 +83,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
                 "× fp32": times(record, "fp32", graph, devices),
                 "× tf32": times(record, "tf32", graph, devices),
                 "× eager": times(record, precision, None, devices),
-                "efficiency": efficiency(record, group[precision, graph, min(ran)]) if devices in ran else "",
+                "efficiency": efficiency(record, series),
                 "published samples/s": published[0],
                 "published MiB": published[1],
             }

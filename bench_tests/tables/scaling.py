@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
-from bench_tests.tables.cells import efficiency, middle, samples_per_s, shown, trained
+from bench_tests.tables.cells import efficiency, middle, rate, samples_per_s, shown, trained, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Series(NamedTuple):
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a number of devices; the published figures of the same model below those of weak scaling.
 
-    *efficiency* is sequences/s a device against the fewest devices of the series.
+    *efficiency* is sequences/s a device against the fewest devices of the series that it fits on.
     """
     lines = []
     for series in _series(records):
@@ -55,9 +55,9 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
                     "devices": str(devices),
                     "where": "here",
                     "global batch": f"{_global_batch(record):,}",
-                    "sequences/s": f"{samples_per_s(record):,.1f}",
-                    "a device": f"{samples_per_s(record) / devices:,.1f}",
-                    "efficiency": efficiency(record, series.records[0]),
+                    "sequences/s": rate(record),
+                    "a device": f"{samples_per_s(record) / devices:,.1f}" if record.outcome == "ok" else "",
+                    "efficiency": efficiency(record, series.records),
                 }
             )
         if series.scaling == "weak":
@@ -68,29 +68,31 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
 def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a number of devices: what it takes until the loss is as low as all of the series have brought it.
 
-    That *loss* is the highest of their lowest; in brackets how far it is on the way from the mean first loss to that of
-    :func:`loss_of_frequencies`. *samples* are those trained on before the first step whose loss is no higher, and
-    *seconds* their steps at the median step time, without the start. Of the first launch: the others see the same data.
-    Below weak scaling stands how long the same model was published to take until it converged.
+    That *loss* is the highest of the lowest of those that fit; in brackets how far it is on the way from the mean first
+    loss to that of :func:`loss_of_frequencies`. *samples* are those trained on before the first step whose loss is no
+    higher, and *seconds* their steps at the median step time, without the start. Of the first launch: the others see
+    the same data. Below weak scaling stands how long the same model was published to take until it converged. A series
+    that fits nowhere reaches no loss and has no line.
     """
     lines = []
     for series in _series(records):
-        losses = [record.launches[0].losses for record in series.records]
+        losses = [record.launches[0].losses for record in went_well(series.records)]
+        if not losses:
+            continue
         goal = max(map(min, losses))
         first = sum(seen[0] for seen in losses) / len(losses)
         floor = loss_of_frequencies(MODELS[series.model].dimensions["vocabulary"])
-        for record, seen in zip(series.records, losses, strict=True):
-            steps = next(step for step, loss in enumerate(seen) if loss <= goal)
+        reached = f"{goal:.3f} ({(first - goal) / (first - floor):.0%})"
+        for record in series.records:
+            fits = record.outcome == "ok"
             lines.append(
                 {
                     "model": series.model,
                     "scaling": series.scaling,
                     "devices": str(record.case.mesh.world_size),
                     "learning rate": f"{record.case.params['learning_rate']:.3g}",
-                    "loss": f"{goal:.3f} ({(first - goal) / (first - floor):.0%})",
-                    "steps": str(steps),
-                    "samples": f"{steps * _global_batch(record):,}",
-                    "seconds": f"{steps * (middle(record, 'step_ms') or 0.0) / 1000:.2f}",
+                    "loss": reached if fits else record.outcome.upper(),
+                    **(_until(record, goal) if fits else {}),
                 }
             )
         lines += [
@@ -107,15 +109,24 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
     return shown(lines)
 
 
+def _until(record: Record, goal: float) -> dict[str, str]:
+    steps = next(step for step, loss in enumerate(record.launches[0].losses) if loss <= goal)
+    return {
+        "steps": str(steps),
+        "samples": f"{steps * _global_batch(record):,}",
+        "seconds": f"{steps * (middle(record, 'step_ms') or 0.0) / 1000:.2f}",
+    }
+
+
 def curves(records: Sequence[Record]) -> pd.DataFrame:
-    """Loss after so many samples, of the first launch of every record of a series. Columns: model, scaling, devices,
-    samples, loss (numbers)."""
+    """Loss after so many samples, of the first launch of every record of a series that fits. Columns: model, scaling,
+    devices, samples, loss (numbers)."""
     import pandas as pd
 
     columns = ("model", "scaling", "devices", "samples", "loss")
     seen = [
         (series.model, series.scaling, record.case.mesh.world_size, step * _global_batch(record), loss)
-        for series in _series(records)
+        for series in _series(went_well(records))
         for record in series.records
         for step, loss in enumerate(record.launches[0].losses)
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from bench_tests.tables.cells import built_by, peak_mib, samples_per_s, shown, went_well
+from bench_tests.tables.cells import built_by, peak_mib, rate, samples_per_s, shown, with_result
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Samples/s of several cases that share a setup, by number of GPUs and way of using them, how many samples the two
-    data sets have, and peak MiB of training."""
+    """Samples/s of several cases that share a setup, by number of GPUs and way of using them (``None``: it ran out of
+    memory), how many samples the two data sets have, and peak MiB of training."""
 
-    train: dict[tuple[int, str], float]
-    evaluate: dict[tuple[int, str], float]
-    run: dict[tuple[int, str], float]
+    train: dict[tuple[int, str], float | None]
+    evaluate: dict[tuple[int, str], float | None]
+    run: dict[tuple[int, str], float | None]
     samples: dict[str, int]
     memory: dict[tuple[int, str], str]
 
@@ -70,7 +70,7 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
     of that of one GPU alone, with the same batch and format.
     """
     found: dict[Setup, Rates] = {}
-    for record in went_well(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
+    for record in with_result(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
         _add(record, found)
     rows = []
     for setup in sorted(found, key=_order):
@@ -83,23 +83,30 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
 def whole_runs(records: Sequence[Record]) -> pd.DataFrame | None:
     """What ``Trainer`` logs of a whole run, evaluations counted into the time of the training; a row for each run, and
     below it the published ones of the same model, batch, format and number of GPUs. Medians over launches; the
-    evaluation is the last. ``None`` without a run."""
-    found = [(*_setup(record), record) for record in went_well(built_by(records, "trainer_run"))]
+    evaluation is the last. A run that ran out of memory says so instead of its samples/s. ``None`` without a run."""
+    found = [(*_setup(record), record) for record in with_result(built_by(records, "trainer_run"))]
     rows = []
     for setup, use, record in sorted(found, key=lambda run: (_order(run[0]), run[1])):
-        logged = {column: median(one.figures[name] for one in record.launches) for column, (name, _) in LOGGED.items()}
-        rows.append(_run_row(setup, use, "here", logged))
+        rows.append(_run_row(setup, use, "here", _logged(record)))
         if setup.model == PUBLISHED_MODEL:
             known = [run for run in _published() if (int(run["gpus"]), _as_here(run)) == (use[0], _alike(setup))]
             for run in known:
-                logged = {column: float(run[name]) for column, (name, _) in LOGGED.items()}
+                logged = {column: format(float(run[name]), spelled) for column, (name, spelled) in LOGGED.items()}
                 rows.append(_run_row(setup, (use[0], "DataParallel"), f"{run['device']}, published", logged))
     return shown(rows)
 
 
-def _run_row(setup: Setup, use: tuple[int, str], where: str, logged: Mapping[str, float]) -> dict[str, str]:
-    figures = {column: format(logged[column], spelled) for column, (_, spelled) in LOGGED.items()}
-    return {**_head(setup, use), "where": where, **figures}
+def _run_row(setup: Setup, use: tuple[int, str], where: str, logged: Mapping[str, str]) -> dict[str, str]:
+    return {**_head(setup, use), "where": where, **logged}
+
+
+def _logged(record: Record) -> dict[str, str]:
+    if record.outcome != "ok":
+        return {**dict.fromkeys(LOGGED, ""), "train samples/s": rate(record)}
+    return {
+        column: format(median(one.figures[name] for one in record.launches), spelled)
+        for column, (name, spelled) in LOGGED.items()
+    }
 
 
 def _setup(record: Record) -> tuple[Setup, tuple[int, str]]:
@@ -125,12 +132,14 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     builder = record.case.builder.rpartition(":")[2]
     setup, use = _setup(record)
     rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}, memory={}))
+    fits = record.outcome == "ok"
     if builder == "trainer_run":
-        rates.run[use] = median(launch.figures["train_samples_per_s"] for launch in record.launches)
+        logged = (launch.figures["train_samples_per_s"] for launch in record.launches)
+        rates.run[use] = median(logged) if fits else None
     else:
         rates.samples[builder] = record.case.params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
-        kind[use] = samples_per_s(record)
+        kind[use] = samples_per_s(record) if fits else None
     if builder == "trainer_train":
         rates.memory[use] = peak_mib(record)
 
@@ -148,13 +157,12 @@ def _head(setup: Setup, use: tuple[int, str]) -> dict[str, str]:
 
 def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
     _, parallel = use
-    combined = {one: _run_rate(rates, one) for one in rates.train if one in rates.evaluate}
     cells = {
         **_head(setup, use),
         "train": _cell(rates.train, use),
         "eval": _cell(rates.evaluate, use),
         "train MiB": rates.memory.get(use, ""),
-        "run, from rates": _cell(combined, use),
+        "run, from rates": _cell(_run_rates(rates), use),
         "run, logged": _cell(rates.run, use),
     }
     if setup.model == PUBLISHED_MODEL and parallel in ("DDP", "DataParallel"):
@@ -175,20 +183,27 @@ def _as_here(run: Mapping[str, str]) -> tuple[str, int]:
     return run["fp16"], int(run["per_device_batch"])
 
 
-def _run_rate(rates: Rates, use: tuple[int, str]) -> float:
-    """Training samples/s of a whole run, evaluation after each epoch included."""
-    train, evaluate = rates.samples["trainer_train"], rates.samples["trainer_eval"]
-    run_s = EPOCHS * (train / rates.train[use] + evaluate / rates.evaluate[use])
-    return EPOCHS * train / run_s
+def _run_rates(rates: Rates) -> dict[tuple[int, str], float]:
+    """Training samples/s of whole runs, evaluation after each epoch included, where training and evaluation fit."""
+    found = {}
+    for use, train_per_s in rates.train.items():
+        eval_per_s = rates.evaluate.get(use)
+        if train_per_s is not None and eval_per_s is not None:
+            train, evaluate = rates.samples["trainer_train"], rates.samples["trainer_eval"]
+            run_s = EPOCHS * (train / train_per_s + evaluate / eval_per_s)
+            found[use] = EPOCHS * train / run_s
+    return found
 
 
-def _cell(rates: dict[tuple[int, str], float], use: tuple[int, str]) -> str:
+def _cell(rates: Mapping[tuple[int, str], float | None], use: tuple[int, str]) -> str:
     if use not in rates:
         return ""
+    if (per_s := rates[use]) is None:
+        return "OOM"
     gpus, parallel = use
     alone = rates.get((1, parallel.replace("DataParallel", "DDP")), rates.get((1, parallel)))
-    scaling = f" ({rates[use] / gpus / alone:.0%})" if gpus > 1 and alone else ""
-    return f"{rates[use]:,.1f}{scaling}"
+    scaling = f" ({per_s / gpus / alone:.0%})" if gpus > 1 and alone else ""
+    return f"{per_s:,.1f}{scaling}"
 
 
 @cache
