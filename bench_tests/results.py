@@ -21,7 +21,7 @@ import pytest
 
 from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
-from bench_tests.tables.cells import bound_by, middle, peak_mib, percent, rate, text
+from bench_tests.tables.cells import TWO_MACHINES, bound_by, middle, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 
 VERSIONS = (
     "torch", "cuda", "nccl", "driver", "deepspeed", "fairscale", "transformers", "accelerate", "megatron-core",
-    "torchao", "onnxruntime", "torchvision", "timm",
+    "torchao", "onnxruntime-gpu", "onnxruntime", "torchvision", "timm",
 )  # fmt: skip
 
 NOT_STORED = "not stored yet"
@@ -62,7 +62,9 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed]) -> 
         f"# Results: {family.upper()}",
         f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(names)}"
         " under `baselines/`. Figures are medians over launches; published figures are of other machines, shown beside"
-        " ours and never used to judge.",
+        f" ours and never used to judge. {TWO_MACHINES}: the ratio is of two rows that were measured on different"
+        " machines, whose hosts may differ by more than the rows (*Every row* says which machine, and what its host"
+        " sets the pace of).",
         _environment(records),
         *(derived(f"## {title}", table, "pipe") for title, table in tables(records).items()),
         derived("## Every row", _rows(records), "pipe"),
@@ -130,7 +132,7 @@ def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
     labels, ids = ({record.label for record in records}, {record.case.id for record in records})
     absent = [name for name, row in rows.items() if (name not in labels if row.case is None else row.case not in ids)]
     if not absent:
-        return "Every row of the suite has a result."
+        return "Every row that runs without `--grid` has a result."
     reasons: dict[str, dict[str, list[str]]] = {}
     for row in absent:
         needed = _devices(row)
@@ -142,7 +144,8 @@ def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
         for why, tests in sorted(reasons.items())
         for test, names in tests.items()
     ]
-    return f"## Rows without a result\n\nNo result is of more than {here} devices.\n\n" + "\n".join(lines)
+    head = f"Of those that run without `--grid`. No result is of more than {here} devices."
+    return f"## Rows without a result\n\n{head}\n\n" + "\n".join(lines)
 
 
 def _devices(row: str) -> int:

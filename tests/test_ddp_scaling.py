@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,17 @@ def test_what_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None
         ("resnet50", "32", "16", "OOM", ""),
     ]
     assert ddp_scaling.points(known).empty
+
+
+def test_what_is_told_against_another_machine_is_marked() -> None:
+    there = [
+        replace(one, environment={"machine": "4567abcd"})
+        if (one.case.params["strategy"], one.case.mesh.world_size) in (("local-sgd", 8), (PLAIN_DDP, 2))
+        else one
+        for one in records()
+    ]
+    assert [row[4] for row in cells(ddp_scaling.scaling(there))[1:4]] == ["", "90.0% †", "50.0%"]
+    assert cells(ddp_scaling.acceleration(there))[1][3:] == ("1.25×", "1.50× †")
 
 
 def test_the_dots_of_the_picture() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import samples
 
@@ -67,6 +69,11 @@ def test_a_gain_is_over_the_same_work_only() -> None:
     assert ["gain" in row for row in cells(*others, record(1000.0, graph="inductor"))] == [False]
     both = cells(*others, record(1000.0, graph="inductor"), record(1100.0, graph="inductor", precision="fp16"))
     assert [row["gain"] for row in both] == ["", "", "+120.0%"]
+
+
+def test_a_gain_over_another_machines_eager_row_is_marked() -> None:
+    there = replace(record(110, graph="inductor"), environment={"machine": "4567abcd"})
+    assert [row["gain"] for row in cells(record(100), there)] == ["", "+10.0% †"]
 
 
 def test_what_ran_out_of_memory_says_so_has_no_gain_and_gives_none() -> None:

@@ -83,7 +83,7 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
     assert text.endswith(
         "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n"
         "- `graph[eager-dp4]`: `sharding[ddp-dp4]`\n\n"
-        "## Rows without a result\n\nNo result is of more than 4 devices.\n\n"
+        "## Rows without a result\n\nOf those that run without `--grid`. No result is of more than 4 devices.\n\n"
         "- `other`, 1 row (not stored yet): old\n"
     )
 
@@ -108,7 +108,8 @@ def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
 
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
-    assert page("h200", [one], {one.label: Listed(case=one.case.id)}).endswith("Every row of the suite has a result.\n")
+    all_of_it = page("h200", [one], {one.label: Listed(case=one.case.id)})
+    assert all_of_it.endswith("Every row that runs without `--grid` has a result.\n")
 
 
 def test_baselines_are_found_by_a_family_and_by_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -625,6 +625,17 @@ def test_a_stale_baseline_is_said(step_ms: float, created: str, stale: str, tmp_
     assert row(made(tmp_path, launches="3"), case()).stale == stale
 
 
+def test_a_baseline_from_before_something_was_counted_is_stale(tmp_path: Path, machine: Machine) -> None:
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    save(tmp_path, dataclasses.replace(BASELINE, created=now))
+    machine.step_ms = iter([100.0] * 3)
+    machine.seen = {"collectives": {"all_reduce": {"calls": 1.0, "bytes": 8.0}}}
+    assert row(made(tmp_path, launches="3"), case()).stale == (
+        "it lacks what is counted now, so that a change of that stays silent: collectives a step, all ranks,"
+        " bytes into collectives a step, all ranks"
+    )
+
+
 # The machine, not the code
 
 

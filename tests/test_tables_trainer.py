@@ -115,6 +115,11 @@ def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -
     ]
 
 
+def test_scaling_against_one_gpu_of_another_machine_is_marked() -> None:
+    there = replace(of("trainer_train", 90.0, mesh="dp2"), environment={"machine": "4567abcd"})
+    assert [row["train"] for row in rows(of("trainer_train", 50.0), there)] == ["50.0", "90.0 (90% †)"]
+
+
 def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
     broken = record(failed("crash"), of=of("trainer_train", 1.0).case)
     assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None

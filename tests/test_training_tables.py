@@ -82,6 +82,18 @@ def test_a_row_that_its_host_sets_the_pace_of_says_so() -> None:
     ]
 
 
+def test_ratios_of_rows_of_two_machines_are_marked() -> None:
+    """Their hosts may differ: on two hosts one fp16 step was 16 % slower compiled, with faster kernels."""
+    there = replace(trained("fp16", 4, 410), environment={"machine": "4567abcd"})
+    table = mixed_precision([trained("fp32", 4, 100, strategy="ddp-fp32"), trained("fp16", 1, 125), there])
+    assert table is not None
+    assert table[["× fp32", "efficiency"]].to_numpy().tolist() == [
+        ["", "base"],
+        ["", "base"],
+        ["4.10 †", "82.0% of 1 †"],
+    ]
+
+
 def test_formats_of_other_work_are_not_compared() -> None:
     table = mixed_precision(
         [

@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 
 def headline(modes: Iterable[str]) -> list[Run]:
-    """Each layer's largest batch and :data:`HEADLINE_BATCH`, where the best of the whole grid is found."""
+    """Each layer's largest batch and :data:`HEADLINE_BATCH`."""
     return [run for run in full(modes) if run.batch in (HEADLINE_BATCH, max(LAYERS[run.layer].batches))]
 
 

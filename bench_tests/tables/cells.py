@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+TWO_MACHINES = "†"
+"""Beside a ratio of two rows that were measured on different machines: their hosts may differ by more than the rows."""
+
+
 def built_by(records: Iterable[Record], *builders: str) -> list[Record]:
     """Records of these step builders, by the names of their functions, however they ended; without those of a device
     made smaller, which are no match for anybody's figures."""
@@ -73,6 +77,15 @@ def text(value: float | None, spell: Callable[[float], str]) -> str:
     return "" if value is None else spell(value)
 
 
+def beside(said: str, record: Record, other: Record) -> str:
+    """``said`` of how one record compares with another, marked where they are of two machines."""
+    return said if machine(record) == machine(other) else f"{said} {TWO_MACHINES}"
+
+
+def machine(record: Record) -> str:
+    return str(record.environment.get("machine", ""))
+
+
 def efficiency(record: Record, series: Iterable[Record]) -> str:
     """Samples/s of one device beside those of one device of the record in ``series`` that ended well on the fewest
     devices; names it. Empty for a record that did not end well."""
@@ -82,7 +95,7 @@ def efficiency(record: Record, series: Iterable[Record]) -> str:
     if record is base:
         return "base"
     each, each_of_base = (samples_per_s(one) / one.case.mesh.world_size for one in (record, base))
-    return f"{each / each_of_base:.1%} of {base.case.mesh.world_size}"
+    return beside(f"{each / each_of_base:.1%} of {base.case.mesh.world_size}", record, base)
 
 
 def shown(lines: Iterable[Mapping[str, str]]) -> pd.DataFrame | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
-from bench_tests.tables.cells import percent, rate, samples_per_s, shown, text, trained
+from bench_tests.tables.cells import beside, percent, rate, samples_per_s, shown, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +76,8 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     which are named; over nodes, against one of :data:`NODE` devices."""
     lines = []
     for one in series(records):
-        for devices, record in sorted(one.records.get(PLAIN_DDP, {}).items()):
+        plain = one.records.get(PLAIN_DDP, {})
+        for devices, record in sorted(plain.items()):
             linearity = one.ddp_acc(devices)
             lines.append(
                 {
@@ -84,14 +85,18 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
                     "batch a device": f"{one.micro_batch:,}",
                     "devices": str(devices),
                     "samples/s": rate(record),
-                    "ddp_acc": percent(linearity, digits=1),
+                    "ddp_acc": _linearity(linearity, record, plain.get(one.base or 0)),
                     "against": "" if linearity is None else f"{one.base} device{'s' * (one.base != 1)}",
-                    f"ddp_acc over nodes of {NODE}": percent(
-                        None if devices % NODE else one.ddp_acc(devices, base=NODE), digits=1
+                    f"ddp_acc over nodes of {NODE}": _linearity(
+                        None if devices % NODE else one.ddp_acc(devices, base=NODE), record, plain.get(NODE)
                     ),
                 }
             )
     return shown(lines)
+
+
+def _linearity(ddp_acc: float | None, record: Record, base: Record | None) -> str:
+    return "" if ddp_acc is None or base is None else beside(percent(ddp_acc, digits=1), record, base)
 
 
 def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
@@ -112,7 +117,8 @@ def _ratio(one: Series, strategy: str, devices: int) -> str:
     record = one.records.get(strategy, {}).get(devices)
     if record is not None and record.outcome != "ok":
         return rate(record)
-    return text(one.acc_ratio(strategy, devices), "{:.2f}×".format)
+    ratio = one.acc_ratio(strategy, devices)
+    return "" if record is None or ratio is None else beside(f"{ratio:.2f}×", record, one.records[PLAIN_DDP][devices])
 
 
 def points(records: Sequence[Record]) -> pd.DataFrame:

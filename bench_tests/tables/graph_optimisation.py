@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench_tests.graphs import GRAPHS
-from bench_tests.tables.cells import middle, peak_mib, rate, samples_per_s, shown, text, trained, went_well
+from bench_tests.tables.cells import (
+    beside,
+    bound_by,
+    middle,
+    peak_mib,
+    rate,
+    samples_per_s,
+    shown,
+    text,
+    trained,
+    went_well,
+)
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
 
@@ -32,12 +43,12 @@ def graph_optimisation(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a record of BERT under DDP, eager or as a graph, where at least one of its kind is a graph.
 
     *gain* is the rate over that of the eager record with the same number format, work and mesh, where neither ran out
-    of memory. Memory is what torch
-    allocated at most; where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a
-    CPU, it is that of the process.
+    of memory. What is *bound by* its host may be behind for its machine alone. Memory is what torch allocated at most;
+    where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a CPU, it is that of the
+    process.
     """
     known = [record for record in trained(records, strategies=STRATEGIES) if _belongs(record)]
-    eager = {_work(record): samples_per_s(record) for record in went_well(known) if "graph" not in record.case.params}
+    eager = {_work(record): record for record in went_well(known) if "graph" not in record.case.params}
     compared = {_work(record) for record in known if "graph" in record.case.params}
     return shown(_cells(record, eager.get(_work(record))) for record in known if _work(record) in compared)
 
@@ -54,7 +65,7 @@ def _work(record: Record) -> tuple[object, ...]:
     return (record.hardware, str(record.case.mesh), *(params.get(name) for name in names))
 
 
-def _cells(record: Record, eager: float | None) -> dict[str, str]:
+def _cells(record: Record, eager: Record | None) -> dict[str, str]:
     params: Mapping[str, Any] = record.case.params
     graph, mesh = params.get("graph"), str(record.case.mesh)
     precision = PRECISIONS[params["precision"]]
@@ -69,6 +80,7 @@ def _cells(record: Record, eager: float | None) -> dict[str, str]:
         "mesh": mesh,
         "samples/s": rate(record, digits=2),
         "peak MiB": _memory(record),
+        "bound by": bound_by(record),
         "gain": _gain(record, eager),
         "published samples/s": published_samples_per_s,
         "published MiB": published_mib,
@@ -76,10 +88,10 @@ def _cells(record: Record, eager: float | None) -> dict[str, str]:
     }
 
 
-def _gain(record: Record, eager: float | None) -> str:
+def _gain(record: Record, eager: Record | None) -> str:
     if eager is None or "graph" not in record.case.params or record.outcome != "ok":
         return ""
-    return f"{samples_per_s(record) / eager - 1:+.1%}"
+    return beside(f"{samples_per_s(record) / samples_per_s(eager) - 1:+.1%}", record, eager)
 
 
 def _memory(record: Record) -> str:

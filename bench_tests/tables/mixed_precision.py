@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench_tests.tables.cells import (
+    beside,
     bound_by,
     efficiency,
     middle,
@@ -61,7 +62,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
         other = group.get((precision, graph, devices))
         if other is None or other is record or {record.outcome, other.outcome} != {"ok"}:
             return ""
-        return f"{samples_per_s(record) / samples_per_s(other):.2f}"
+        return beside(f"{samples_per_s(record) / samples_per_s(other):.2f}", record, other)
 
     lines = []
     for precision, graph, devices in sorted(group, key=order):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench_tests.tables.cells import built_by, peak_mib, rate, samples_per_s, shown, with_result
+from bench_tests.tables.cells import TWO_MACHINES, built_by, machine, peak_mib, rate, samples_per_s, shown, with_result
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -48,14 +48,21 @@ class Setup:
     batch: int
 
 
+class Rate(NamedTuple):
+    """Samples/s, ``None`` where it ran out of memory, and the machine; that of the published runs is not known."""
+
+    per_s: float | None
+    machine: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Samples/s of several cases that share a setup, by number of GPUs and way of using them (``None``: it ran out of
-    memory), how many samples the two data sets have, and peak MiB of training."""
+    """Of several cases that share a setup, by number of GPUs and way of using them, with how many samples the two data
+    sets have, and peak MiB of training."""
 
-    train: dict[tuple[int, str], float | None]
-    evaluate: dict[tuple[int, str], float | None]
-    run: dict[tuple[int, str], float | None]
+    train: dict[tuple[int, str], Rate]
+    evaluate: dict[tuple[int, str], Rate]
+    run: dict[tuple[int, str], Rate]
     samples: dict[str, int]
     memory: dict[tuple[int, str], str]
 
@@ -135,11 +142,11 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     fits = record.outcome == "ok"
     if builder == "trainer_run":
         logged = (launch.figures["train_samples_per_s"] for launch in record.launches)
-        rates.run[use] = median(logged) if fits else None
+        rates.run[use] = Rate(median(logged) if fits else None, machine(record))
     else:
         rates.samples[builder] = record.case.params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
-        kind[use] = samples_per_s(record) if fits else None
+        kind[use] = Rate(samples_per_s(record) if fits else None, machine(record))
     if builder == "trainer_train":
         rates.memory[use] = peak_mib(record)
 
@@ -169,7 +176,7 @@ def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
         for device in ("V100", "A100"):
             runs = [run for run in _published() if (run["device"], _as_here(run)) == (device, _alike(setup))]
             for title, column in (("run", "train_samples_per_s"), ("eval", "eval_samples_per_s")):
-                known = {(int(run["gpus"]), parallel): float(run[column]) for run in runs}
+                known = {(int(run["gpus"]), parallel): Rate(float(run[column])) for run in runs}
                 cells[f"{device} {title}, {PUBLISHED_USE}"] = _cell(known, use)
     return cells
 
@@ -183,27 +190,30 @@ def _as_here(run: Mapping[str, str]) -> tuple[str, int]:
     return run["fp16"], int(run["per_device_batch"])
 
 
-def _run_rates(rates: Rates) -> dict[tuple[int, str], float]:
+def _run_rates(rates: Rates) -> dict[tuple[int, str], Rate]:
     """Training samples/s of whole runs, evaluation after each epoch included, where training and evaluation fit."""
     found = {}
-    for use, train_per_s in rates.train.items():
-        eval_per_s = rates.evaluate.get(use)
-        if train_per_s is not None and eval_per_s is not None:
+    for use, training in rates.train.items():
+        evaluation = rates.evaluate.get(use, Rate(None))
+        if training.per_s is not None and evaluation.per_s is not None:
             train, evaluate = rates.samples["trainer_train"], rates.samples["trainer_eval"]
-            run_s = EPOCHS * (train / train_per_s + evaluate / eval_per_s)
-            found[use] = EPOCHS * train / run_s
+            run_s = EPOCHS * (train / training.per_s + evaluate / evaluation.per_s)
+            found[use] = Rate(EPOCHS * train / run_s, training.machine)
     return found
 
 
-def _cell(rates: Mapping[tuple[int, str], float | None], use: tuple[int, str]) -> str:
+def _cell(rates: Mapping[tuple[int, str], Rate], use: tuple[int, str]) -> str:
     if use not in rates:
         return ""
-    if (per_s := rates[use]) is None:
+    per_s, machine = rates[use]
+    if per_s is None:
         return "OOM"
     gpus, parallel = use
-    alone = rates.get((1, parallel.replace("DataParallel", "DDP")), rates.get((1, parallel)))
-    scaling = f" ({per_s / gpus / alone:.0%})" if gpus > 1 and alone else ""
-    return f"{per_s:,.1f}{scaling}"
+    alone = rates.get((1, parallel.replace("DataParallel", "DDP")), rates.get((1, parallel), Rate(None)))
+    if gpus == 1 or not alone.per_s:
+        return f"{per_s:,.1f}"
+    mark = "" if machine == alone.machine else f" {TWO_MACHINES}"
+    return f"{per_s:,.1f} ({per_s / gpus / alone.per_s:.0%}{mark})"
 
 
 @cache

@@ -400,6 +400,8 @@ _LAMBDA = "https://lambda.ai/instances"
 _AKASH = "https://akash.network/pricing/gpus/"
 _RUNPOD_AUGUST = "https://huggingface.co/datasets/privum/ai-compute-prices"
 _RUNPOD_MARCH = "https://deploybase.ai/articles/runpod-gpu-pricing"
+_COMPUTEPRICES = "https://computeprices.com/gpus/t4"
+_AMD_MAY = "https://www.cliffcenter.com/research/amd-inference-economics"
 _LAUNCH = "https://www.tomsguide.com/news/nvidia-geforce-rtx-4090"
 _GAUDI3_KIT = (
     "https://y-ic.de/news/intel-officially-launches-gaudi3-ai-chip-slower-than-nvidia-h100,but-at-a-lower-cost.html"
@@ -459,6 +461,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         names=("Tesla T4",),
         peak_tflops={"fp32": 8.1, "fp16": 65},
         bandwidth_gb_s=300, link="PCIe 3", link_gb_s=32, power_w=70,
+        price=_rent(0.35, _COMPUTEPRICES, "2026-03-31"),
         source=f"{_NVIDIA}/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf",
     ),
     # NVIDIA Ampere.
@@ -656,6 +659,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         names=("AMD Instinct MI300X", "AMD Instinct MI300X OAM"),
         peak_tflops={"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
         bandwidth_gb_s=5300, link="Infinity Fabric 4", link_gb_s=896, power_w=750,
+        price=_rent(1.85, _AMD_MAY, "2026-05-18"),
         source=f"{_AMD}/mi300/mi300x.html",
     ),
     Accelerator(
@@ -663,6 +667,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         names=("AMD Instinct MI325X",),
         peak_tflops={"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
         bandwidth_gb_s=6000, link="Infinity Fabric 4", link_gb_s=896, power_w=1000,
+        price=_rent(1.95, _AMD_MAY, "2026-05-18"),
         source=f"{_AMD}/mi300/mi325x.html",
     ),
     # Intel Gaudi. For the first, no peak was ever published.

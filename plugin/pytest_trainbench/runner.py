@@ -23,7 +23,7 @@ from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import Gates
+from pytest_trainbench.metrics import METRICS, Counted, Gates
 from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
@@ -306,6 +306,10 @@ class Runner:
             return f"it is more than {self.settings.stale_days} days old"
         if disturbance(stored):
             return "it was measured on a disturbed machine"
+        counted = {name: one.title for name, one in METRICS.items() if isinstance(one.gate, Counted)}
+        lacks = [title for name, title in counted.items() if record.values(name) and not stored.values(name)]
+        if stored.outcome == "ok" and lacks:
+            return f"it lacks what is counted now, so that a change of that stays silent: {', '.join(lacks)}"
         if worse := eased(record, stored):
             return f"it was measured under worse conditions, which may hide slower code: {worse}"
         return "it is beaten" if verdict.outcome == "improvement" else ""
