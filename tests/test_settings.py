@@ -106,7 +106,9 @@ def test_every_option_is_known_here() -> None:
 def test_every_option_is_on_a_page() -> None:
     root = Path(__file__).parent.parent
     pages = " ".join(path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").glob("*.md")))
-    assert [flag(name) for name in OPTIONS if not re.search(rf"{flag(name)}(?![\w-])", pages)] == []
+    suite = re.findall(r'"(--[\w-]+)"', (root / "conftest.py").read_text(encoding="utf-8"))
+    assert "--grid" in suite
+    assert [one for one in (*map(flag, OPTIONS), *suite) if not re.search(rf"{one}(?![\w-])", pages)] == []
 
 
 @pytest.mark.parametrize("name", OPTIONS)
