@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import ROOT, launched, start
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
@@ -67,6 +68,22 @@ def test_what_the_work_raises_is_raised_where_it_was_waited_for_and_again_later(
     for _ in range(2):
         with pytest.raises(MemoryError, match="planted"):
             turns.step()
+
+
+def test_a_mode_of_the_caller_sees_the_pieces_of_the_work_that_it_waits_for() -> None:
+    def work() -> None:
+        while True:
+            torch.ones(2, 3) @ torch.ones(3, 4)
+            turns.pause()
+
+    turns = Turns(work, CPU)
+    turns.step()
+    for steps in (1, 2):
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(steps):
+                turns.step()
+        turns.step()
+        assert counter.get_total_flops() == steps * 2 * 2 * 3 * 4
 
 
 def test_work_that_ends_has_no_next_step() -> None:
