@@ -76,7 +76,7 @@ def parallel_step(
         run=lambda: trainee.run(next(batches)),
         samples=global_batch,
         tokens=global_batch * sequence,
-        flops=None if flops_per_sample is None else global_batch * flops_per_sample,
+        flops=global_batch * flops_per_sample,
         counts_flops=trainee.counts_flops,
         dtype=precision,
         parameters=trainee.parameters,

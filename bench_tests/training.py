@@ -51,15 +51,15 @@ def train_step(
     device = torch.empty(0, device=mesh.device_type).device  # with its index
     recipe = Recipe(precision=precision, learning_rate=learning_rate or model_row.learning_rate, device=device)
     module = model_row.build(device, **sample)
+    samples = micro_batch * micro_batches * dp.size()
     # Asked before a strategy takes the module apart.
-    flops_per_sample, tokens_per_sample = module.flops_per_sample(), module.tokens_per_sample
+    flops, tokens_per_sample = module.flops(samples=samples, passes=micro_batches * dp.size()), module.tokens_per_sample
     counts_flops = module.counts_flops and graph is None
     if precision == "fp8":
         float8.convert(module, device)
     if graph is not None:
         find_graph(graph).compile(module)
 
-    samples = micro_batch * micro_batches * dp.size()
     pools = module.draw(samples)
     # Contiguous first: a view of shared memory would keep its odd strides on the device.
     mine = [pool.chunk(dp.size(), dim=1)[dp.get_local_rank()].contiguous().to(device) for pool in pools]
@@ -73,7 +73,7 @@ def train_step(
         run=lambda: trainee.run(*next(batches)),
         samples=samples,
         tokens=None if tokens_per_sample is None else samples * tokens_per_sample,
-        flops=None if flops_per_sample is None else samples * flops_per_sample,
+        flops=flops,
         counts_flops=counts_flops and trainee.counts_flops,
         dtype=precision,
         parameters=trainee.parameters,

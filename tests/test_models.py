@@ -11,9 +11,10 @@ import bench_tests.torchvision_ops  # noqa: F401
 # isort: split
 import timm
 import torchvision
+from transformers import DebertaV2Config
 
 from bench_tests.models import MODELS, find_model
-from bench_tests.models.bert import mask
+from bench_tests.models.bert import Deberta, mask
 from pytest_trainbench import flops
 
 
@@ -105,7 +106,7 @@ def test_blocks_are_the_layers(name):
     assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("deberta")])
+@pytest.mark.parametrize("name", MODELS)
 def test_flops_by_formula_are_those_that_torch_counts(name):
     """On the meta device, which also refuses a model that asks it for a number: no step waits for the device."""
     model = find_model(name).build("meta")
@@ -116,7 +117,30 @@ def test_flops_by_formula_are_those_that_torch_counts(name):
 
     # An LSTM is taken apart there. Its first hidden state needs no gradient, which a real kernel computes all the same.
     agreement = 0.006 if name.startswith("tts_angular") else 0
-    assert counter.get_total_flops() == pytest.approx(samples * model.flops_per_sample(), rel=agreement)
+    assert counter.get_total_flops() == pytest.approx(model.flops(samples=samples, passes=1), rel=agreement)
+
+
+@pytest.mark.parametrize(
+    "relative",
+    [
+        {"pos_att_type": ["c2p"]},
+        {"pos_att_type": ["p2c"], "max_relative_positions": 40},
+        {"pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
+        {"pos_att_type": ["p2c", "c2p"], "position_buckets": 16, "share_att_key": True},
+    ],
+    ids=str,
+)
+def test_flops_of_disentangled_attention_follow_its_settings(relative):
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with torch.device("meta"):
+        model = Deberta(DebertaV2Config(**sizes, vocab_size=1024, relative_attention=True, **relative), sequence=48)
+        tokens = torch.zeros(4, 48, dtype=torch.int64)
+
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(3):
+            model(tokens).backward()
+
+    assert counter.get_total_flops() == model.flops(samples=12, passes=3)
 
 
 def test_an_lstm_counts_as_its_cells_one_after_another_do():

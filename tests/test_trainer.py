@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import ROOT, launched, start
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
@@ -67,6 +68,22 @@ def test_what_the_work_raises_is_raised_where_it_was_waited_for_and_again_later(
     for _ in range(2):
         with pytest.raises(MemoryError, match="planted"):
             turns.step()
+
+
+def test_a_mode_of_the_caller_sees_the_pieces_of_the_work_that_it_waits_for() -> None:
+    def work() -> None:
+        while True:
+            torch.ones(2, 3) @ torch.ones(3, 4)
+            turns.pause()
+
+    turns = Turns(work, CPU)
+    turns.step()
+    for steps in (1, 2):
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(steps):
+                turns.step()
+        turns.step()
+        assert counter.get_total_flops() == steps * 2 * 2 * 3 * 4
 
 
 def test_work_that_ends_has_no_next_step() -> None:
@@ -164,6 +181,27 @@ def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", "trainer_train", **shapes)
     saving = run(tmp_path / "saving", "trainer_train", **shapes, checkpointing=True)
     assert loss_fault(saving.losses, plain.losses, tolerance=1e-6) is None
+    # The model's: what backward computes again is no part of them.
+    assert saving.metrics["flops_per_step"] == plain.metrics["flops_per_step"]
+
+
+@pytest.mark.parametrize(
+    ("builder", "params", "passes", "products"),
+    [
+        ("trainer_train", {"samples": 16, "accumulation": 2}, 2, 3),
+        ("trainer_eval", {"samples": 16}, 1, 1),
+    ],
+)
+def test_the_counter_sees_the_flops_of_each_ranks_passes(
+    builder: str, params: dict[str, Any], passes: int, products: int, tmp_path: Path
+) -> None:
+    """Forward, and twice as many backward where there is one."""
+    from bench_tests.models import find_model
+
+    traces = end(tmp_path / "job", builder, dp=2, **params).traces
+    trained = find_model(WORK["model"]).build("meta", sequence=WORK["sequence"]).flops(samples=2, passes=1)
+    counted = passes * trained / 3 * products
+    assert [(trace.flops_counted, trace.flops) for trace in traces] == [(counted, 2 * counted)] * 2
 
 
 def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
@@ -245,9 +283,11 @@ for devices in (1, 2):
     model, (data,) = work.build(8)
     seen = set()
     model.deberta.encoder.layer[0].intermediate.dense.register_forward_hook(lambda *call: seen.add(call[-1].dtype))
-    trainer = work.trainer(model, train_dataset=data, max_steps=1)
+    trainer = work.trainer(model, train_dataset=data, eval_dataset=data, max_steps=1)
     trainer.train()
+    trainer.evaluate()
     print(devices, trainer.args.train_batch_size, type(trainer.model_wrapped).__name__, *seen, os.environ["LOCAL_RANK"])
+    print(devices, work.dtype, work.counts_flops, work.flops(passes=1))
 """
 
 
@@ -260,10 +300,13 @@ def said(program: str) -> list[str]:
 
 
 def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -> None:
-    """A fact of transformers and accelerate, which docs/trainer.md tells. Without GPUs DataParallel calls the model as
-    it is, and what is wrapped around it, or is not, can be seen."""
+    """A fact of transformers and accelerate, which docs/trainer.md tells, in training and in evaluation. Without GPUs
+    DataParallel calls the model as it is, and what is wrapped around it, or is not, can be seen."""
     lines = [line for line in said(AUTOCAST) if line.startswith(("1 ", "2 "))]
-    assert lines == ["1 2 DebertaV2ForMaskedLM torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+    assert lines[::2] == ["1 2 DebertaV2ForMaskedLM torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
+    (alone, flops_alone), (both, flops_of_both) = (line.rsplit(maxsplit=1) for line in lines[1::2])
+    assert (alone, both) == ("1 bf16 True", "2 fp32 False")
+    assert float(flops_of_both) == 2 * float(flops_alone)
 
 
 WHOLE_RUN = """

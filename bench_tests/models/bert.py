@@ -77,6 +77,7 @@ class Deberta(LanguageModel):
 
     def __init__(self, config: DebertaV2Config, sequence: int) -> None:
         super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings)
+        self.config = config
         self.deberta = DebertaV2ForMaskedLM(config)
 
     @property
@@ -86,11 +87,46 @@ class Deberta(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
-        loss: Tensor = self.deberta(input_ids=masked, labels=labels).loss
+        # Without it the model looks for padding, and waits for the device.
+        attention = torch.ones_like(masked)
+        loss: Tensor = self.deberta(input_ids=masked, attention_mask=attention, labels=labels).loss
         return loss
 
-    def flops_per_sample(self) -> None:
-        """Unknown: disentangled attention multiplies relative positions as well."""
+    def flops_per_sample(self) -> float:
+        """A transformer's, the layer before the head, and disentangled attention (He et al., DeBERTa, arXiv 2006.03654,
+        section 3.1).
+
+        To the scores of content against content, sequence × sequence, each layer adds those of content against position
+        (``c2p``: queries by the keys of the relative positions) and of position against content (``p2c``: keys by the
+        queries of those), each a product of sequence × hidden by hidden × positions, of which the pairs at hand are
+        then looked up. Positions are all that have an embedding, at most ``2 · position_buckets``, however short the
+        sequence.
+        """
+        layers: int = self.config.num_hidden_layers
+        hidden: int = self.config.hidden_size
+        sequence = self.tokens_per_sample
+        encoder = transformer_flops(layers=layers, hidden=hidden, vocabulary=self.vocabulary, sequence=sequence)
+        scores = 6.0 * layers * self._relative * hidden * self._positions * sequence
+        return encoder + scores + 6.0 * hidden**2 * sequence  # the layer before the head
+
+    def flops_per_pass(self) -> float:
+        """The relative positions' keys and queries: a product of positions × hidden by hidden × hidden for each, in
+        each layer. It is the same for all samples, and as large where the weights are those of content
+        (``share_att_key``)."""
+        layers: int = self.config.num_hidden_layers
+        hidden: int = self.config.hidden_size
+        return 6.0 * layers * self._relative * self._positions * hidden**2
+
+    @property
+    def _relative(self) -> int:
+        """Scores that relative positions have part in: ``c2p``, ``p2c`` or both."""
+        return len(self.config.pos_att_type)
+
+    @property
+    def _positions(self) -> int:
+        """Relative positions that have an embedding."""
+        positions: int = self.deberta.deberta.encoder.rel_embeddings.num_embeddings
+        return positions
 
 
 def bert(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> Bert:

@@ -22,7 +22,7 @@ class Trainable(nn.Module, ABC):
     """``None`` where a sample is not text."""
 
     counts_flops: bool = True
-    """Whether torch's counter sees every operation of :meth:`flops_per_sample`."""
+    """Whether torch's counter sees every operation of :meth:`flops`."""
 
     @property
     @abstractmethod
@@ -40,8 +40,16 @@ class Trainable(nn.Module, ABC):
         """Loss (fp32 scalar, mean over what is predicted) of a batch (tensors of shape samples × …)."""
 
     @abstractmethod
-    def flops_per_sample(self) -> float | None:
-        """Of one training step (forward and backward), or ``None`` where no formula is known."""
+    def flops_per_sample(self) -> float:
+        """Of one training step (forward and backward)."""
+
+    def flops_per_pass(self) -> float:
+        """What a forward pass and its backward do besides, once for all samples that they take together."""
+        return 0.0
+
+    def flops(self, *, samples: int, passes: int) -> float:
+        """Of a training step that takes so many samples in so many passes, on all devices together."""
+        return samples * self.flops_per_sample() + passes * self.flops_per_pass()
 
 
 class LanguageModel(Trainable):

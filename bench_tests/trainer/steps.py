@@ -93,7 +93,9 @@ def trainer_eval(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
         run=run,
         samples=work_.batch_of_all,
         tokens=work_.batch_of_all * work_.sequence,
-        dtype=work_.precision,
+        flops=work_.flops(passes=1) / 3,  # forward alone, of which backward is twice as much
+        counts_flops=work_.counts_flops,
+        dtype=work_.dtype,
         devices=work_.devices,
         parameters=lambda: [loss],
         trains=False,
@@ -146,7 +148,9 @@ def _training(work: Work, samples: int) -> tuple[Step, Callable[[], None]]:
         run=run,
         samples=samples_per_step,
         tokens=samples_per_step * work.sequence,
-        dtype=work.precision,
+        flops=work.flops(passes=work.accumulation),
+        counts_flops=work.counts_flops,
+        dtype=work.dtype,
         devices=work.devices,
         parameters=model.parameters,
         replicated=True,
@@ -193,6 +197,22 @@ class Work:
     def batch_of_all(self) -> int:
         """Samples of one forward pass on all devices."""
         return self.batch * self.devices * self.mesh.size()
+
+    @property
+    def dtype(self) -> str:
+        """Of the matrix products. The autocast around a model does not reach its copies in ``nn.DataParallel``."""
+        return "fp32" if self.devices > 1 and self.precision in ("bf16", "fp16") else self.precision
+
+    @property
+    def counts_flops(self) -> bool:
+        """The counter sees what checkpointing computes again, and nothing of ``nn.DataParallel``'s threads."""
+        return not self.checkpointing and self.devices == 1
+
+    def flops(self, *, passes: int) -> float:
+        """Of a training step with so many forward and backward passes on each device, by formula."""
+        module = find_model(self.model).build("meta", sequence=self.sequence)
+        devices = self.devices * self.mesh.size()
+        return module.flops(samples=passes * self.batch_of_all, passes=passes * devices)
 
     def whole(self, what: str, samples: int, samples_per_step: int) -> None:
         """Raises ``ValueError`` unless every step has as many samples as any other."""
