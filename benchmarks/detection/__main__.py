@@ -257,7 +257,7 @@ def _nights(first: NDArray[np.float64]) -> str:
 
 def _resaved(rows: int, *, jump: float = 0.0, drift: float = 0.0) -> NDArray[np.float64]:
     """Nights until the verdict was red, against a baseline that is saved anew."""
-    first = np.full(rows, np.inf)
+    first: NDArray[np.float64] = np.full(rows, np.inf)
     for night in range(1, AFTER + 1):
         saved = (night - 1) // RESAVED * RESAVED
         grown = [(1 + jump * (at > 0)) * (1 + drift * at) for at in (saved, night)]
@@ -324,7 +324,7 @@ def _held(calls: Calls, each: Nights) -> float:
 
 def _drift(judge: Judge, rows: int) -> tuple[float, float]:
     """How much slower a row was when it was first red: median and nine in ten; infinite where it never was."""
-    first = np.full(rows, np.inf)
+    first: NDArray[np.float64] = np.full(rows, np.inf)
     before = nights(rows, tailed(0.005), seed=5)
     for night in range(1, DRIFT_NIGHTS + 1):
         now = nights(rows, tailed(0.005), slower=DRIFT * night, seed=100 + night).now

@@ -150,7 +150,7 @@ def fleet(
     rng = np.random.default_rng(seed)
     real = [trace for trace in traces if trace.metric == "step_ms"]
     group = (rng.random(count) < np.mean([trace.host_bound for trace in real])).astype(int)
-    sd = np.empty(count)
+    sd: Floats = np.empty(count)
     for bound in (0, 1):
         law = learned([trace.values for trace in real if trace.host_bound == bool(bound)]) or DEFAULT
         # Scaled inverse χ², as the law has it; no row is noisier than 10 %.
