@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--grid",
         choices=GRIDS,
         default="headline",
-        help="how much of a published grid of shapes or meshes the seed profile runs (default: headline)",
+        help="how much of a published grid of rows, shapes or meshes runs (default: headline)",
     )
     parser.addoption(
         "--report-to",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LIST = """
 import sys, pytest
 code = pytest.main(["bench_tests", "--collect-only", "-q", *sys.argv[1:]])
-print("heavy:", sorted({"torch", "pandas", "scipy", "transformers", "deepspeed"} & set(sys.modules)))
+print("heavy:", sorted({"torch", "pandas", "scipy", "transformers", "deepspeed", "onnxruntime"} & set(sys.modules)))
 sys.exit(code)
 """
 

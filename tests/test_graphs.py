@@ -141,7 +141,7 @@ def test_gradients_are_torchs_where_an_input_is_no_block_of_memory(sessions: lis
         torch.testing.assert_close(mine.grad, true.grad)
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("graph", [name for name, graph in GRAPHS.items() if not graph.captures])
 def test_a_graph_break_is_an_error(graph: str) -> None:
     class Breaks(Squares):
         def forward(self, inputs: Tensor) -> Tensor:

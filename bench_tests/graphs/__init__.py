@@ -1,10 +1,13 @@
-"""Ways to capture a model's computation as a graph and run that instead, by name. A row is a ``torch.compile`` backend.
+"""Ways to capture a model's computation as a graph and run that instead, by name.
+
+A row is a ``torch.compile`` backend, or a library's own way to capture a module.
 
 Nothing is imported until :meth:`Graph.compile`, so that collecting the suite needs neither torch nor ONNX Runtime.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """``backend`` is a name that ``torch.compile`` knows, or the import path ``package.module:function`` of a function
-    that is called with ``options`` and gives back a backend.
+    that is called with ``options`` and gives back a backend. A row that ``captures`` modules itself has no need of
+    ``torch.compile``: what its function gives back is called with a module, and gives back the module's forward pass.
 
     ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
     ``writes_cpp`` is whether it compiles what it writes for a CPU.
@@ -30,6 +34,7 @@ class Graph:
     title: str
     backend: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    captures: bool = False
     packages: Mapping[str, tuple[str, ...]] | None = None
     writes_cpp: bool = False
     in_torchs_memory: bool = True
@@ -51,10 +56,15 @@ class Graph:
 
         Nothing falls back to eager: what cannot be part of the graph raises on the first call. Shapes are fixed.
         Under DDP torch splits the graph where a bucket of gradients ends, so that reducing one overlaps with computing
-        the next.
+        the next. A graph that is captured without torch stays whole, and needs whole parameters: not FSDP,
+        not ZeRO-3.
         """
-        backend = resolve_name(self.backend)(**self.options) if ":" in self.backend else self.backend
-        module.compile(backend=backend, fullgraph=True, dynamic=False)
+        backend: Any = resolve_name(self.backend)(**self.options) if ":" in self.backend else self.backend
+        if self.captures:
+            # A twin with the same parameters and submodules, whose forward pass stays the model's own.
+            module.forward = backend(copy.copy(module))  # type: ignore[method-assign]
+        else:
+            module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 def _onnx_runtime(title: str, level: str) -> Graph:
@@ -76,6 +86,13 @@ GRAPHS = {
     "ort-basic": _onnx_runtime("ONNX Runtime, basic graph optimisation", "basic"),
     "ort-extended": _onnx_runtime("ONNX Runtime, extended graph optimisation", "extended"),
     "ort-all": _onnx_runtime("ONNX Runtime graph optimisation", "all"),
+    "ortmodule": Graph(
+        title="ONNX Runtime's ORTModule",
+        backend="bench_tests.graphs.ortmodule:ortmodule",
+        captures=True,
+        packages={"cpu": ("onnxruntime-training",)},
+        in_torchs_memory=False,
+    ),
 }
 
 
