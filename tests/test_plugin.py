@@ -12,6 +12,9 @@ from own_project import STEP, TEST, pytest_run, stored
 
 import pytest_trainbench
 
+ANY_TIME = "--floor", "90%"
+"""For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""
+
 
 def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> None:
     assert pytest_run(project, "--save-baseline").ret == 0
@@ -19,7 +22,7 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
     table = pytest_trainbench.load(path)
     assert list(table["launch"]) == list(range(5))
     assert (table["step_ms"] > 4).all() and (table["param.width"] == 16).all()
-    result = pytest_run(project, "--results", "out")
+    result = pytest_run(project, "--results", "out", *ANY_TIME)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["trainbench: *1 baseline in baselines/cpu-*; launches of each case: 3", "*mine*≥*"])
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
@@ -109,7 +112,7 @@ def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     """Eight floats more on each of two ranks, which the time of a step does not show."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8));"
     saved.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward();", more))
-    result = pytest_run(saved, "--launches", "1")
+    result = pytest_run(saved, "--launches", "1", *ANY_TIME)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [

@@ -299,6 +299,12 @@ def said(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+made_up_gpus = pytest.mark.skipif(
+    torch.version.cuda is not None, reason="this torch has CUDA, and would look for the GPUs that are made up"
+)
+
+
+@made_up_gpus
 def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -> None:
     """A fact of transformers and accelerate, which docs/trainer.md tells, in training and in evaluation. Without GPUs
     DataParallel calls the model as it is, and what is wrapped around it, or is not, can be seen."""
@@ -321,6 +327,7 @@ print("run", step.samples, len(losses), round(steps), round(evaluations))
 """
 
 
+@made_up_gpus
 def test_a_whole_run_in_data_parallel_takes_the_batches_of_its_devices() -> None:
     """Two epochs of 16 samples at 2 × 2 × 2 a step; an evaluation of 8 at 2 × 2."""
     assert [line for line in said(WHOLE_RUN) if line.startswith("run")] == ["run 8 3 4 2"]
