@@ -21,7 +21,7 @@ import pytest
 
 from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
-from bench_tests.tables.cells import TWO_MACHINES, bound_by, middle, peak_mib, percent, rate, text
+from bench_tests.tables.cells import TWO_MACHINES, bound_by, machine, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
@@ -84,7 +84,7 @@ def _environment(records: Sequence[Record]) -> str:
             if name in record.environment["suspects"]:
                 found[name].add(str(record.environment["suspects"][name]))
     versions = ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in found.items() if values)
-    machines = sorted({record.environment["machine"] for record in records})
+    machines = sorted(set(map(machine, records)))
     days = sorted({record.created[:10] for record in records})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return f"{versions}. Measured {when} on {len(machines)} machine(s): {', '.join(machines)}."
@@ -104,13 +104,13 @@ def _row(record: Record) -> dict[str, str]:
         "devices": str(devices(record)),
         "samples/s": rate(record),
         "step ms": f"{statistics.median(step_ms):,.2f}",
-        "compute ms": text(middle(record, "compute_ms"), "{:,.2f}".format),
+        "compute ms": text(record.middle("compute_ms"), "{:,.2f}".format),
         "bound by": bound_by(record),
         "peak MiB": peak_mib(record),
-        "MFU": percent(middle(record, "mfu"), digits=1),
+        "MFU": percent(record.middle("mfu"), digits=1),
         "launches": str(len(record.launches)),
         "apart": percent(apart, digits=1),
-        "machine": record.environment["machine"],
+        "machine": machine(record),
         "commit": str(record.environment["suspects"].get("commit", "")),
     }
 

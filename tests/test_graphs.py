@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
+from eager_training import batches_of, losses
 from ranks import launched, start
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench_tests.graphs import GRAPHS, find_graph
 from bench_tests.graphs.onnx_runtime import LEVELS
-from bench_tests.models import MODELS, find_model
+from bench_tests.models import find_model
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import DDP_OPTIONS
 from pytest_trainbench.record import Launch
@@ -49,27 +50,8 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watched]]:
     torch._dynamo.reset()
 
 
-def losses(model: nn.Module, batches: Tensor, precision: torch.dtype = torch.float32) -> list[float]:
-    """Of one AdamW step on each batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MODELS["bert-tiny"].learning_rate)
-    seen = []
-    for batch in batches:
-        with torch.autocast("cpu", precision, enabled=precision is not torch.float32):
-            loss = model(batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append(loss.item())
-    return seen
-
-
 def bert() -> Trainable:
     return find_model("bert-tiny").build("cpu", sequence=32)
-
-
-def batches_of(model: Trainable, steps: int) -> Tensor:
-    (pool,) = model.draw(samples=4)
-    return pool.repeat(-(-steps // len(pool)), 1, 1)[:steps]
 
 
 def test_bert_learns_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:

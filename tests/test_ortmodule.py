@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from eager_training import batches_of, losses
 from torch import Tensor, nn
 
 from bench_tests.graphs import find_graph
-from bench_tests.models import MODELS, find_model
+from bench_tests.models import find_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,19 +44,6 @@ def test_it_is_a_row_of_the_full_grid_in_full_precision(grid: str, rows: list[st
     assert listed == rows, done.stdout
 
 
-def losses(model: nn.Module, batches: Tensor) -> list[float]:
-    """Of one AdamW step on each batch."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MODELS["bert-tiny"].learning_rate)
-    seen = []
-    for batch in batches:
-        loss = model(batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append(loss.item())
-    return seen
-
-
 @in_its_environment
 def test_bert_learns_in_ortmodule_as_it_does_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty steps in the session that the first one made; the model keeps its type, its parameters and their names."""
@@ -70,8 +58,7 @@ def test_bert_learns_in_ortmodule_as_it_does_in_torch(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Watched)
     model = find_model("bert-tiny").build("cpu", sequence=32)
-    (pool,) = model.draw(samples=4)
-    batches = pool.repeat(-(-30 // len(pool)), 1, 1)[:30]
+    batches = batches_of(model, 30)
     eager = copy.deepcopy(model)
     parameters = list(model.parameters())
 

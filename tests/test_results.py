@@ -140,6 +140,15 @@ def test_the_table_of_the_readme_is_that_of_the_page() -> None:
     assert all(cells(line) in shown for line in four), "it is stale: copy it from docs/results-h200.md"
 
 
+def test_what_recording_gives_in_the_readme_is_from_the_page() -> None:
+    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8").splitlines()
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = {cells(line)[0]: cells(line) for line in page}
+    eager, recorded = rows["sharding[fsdp2-dp2]"], rows["sharding[fsdp2-recorded-dp2]"]
+    assert f"FSDP2 gives {eager[2]} samples/s, with {float(eager[9].rstrip('%')):.0f} % between launches" in said
+    assert f"and `fsdp2-recorded` {recorded[2]}, with {recorded[9].rstrip('%')} %" in said
+
+
 def cells(line: str) -> list[str]:
     """Of a line of a Markdown table, and four empty ones of any other."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else [""] * 4

@@ -43,12 +43,6 @@ def trained(records: Iterable[Record], *, strategies: Iterable[str]) -> list[Rec
     return [record for record in with_result(steps) if record.case.params.get("strategy") in known]
 
 
-def middle(record: Record, metric: str) -> float | None:
-    """Median over the launches; ``None`` where no launch has the metric."""
-    values = record.values(metric)
-    return median(values) if values else None
-
-
 def samples_per_s(record: Record) -> float:
     """Of a record that ended well."""
     return median(record.values("samples_per_s"))
@@ -65,7 +59,7 @@ def bound_by(record: Record) -> str:
 
 
 def peak_mib(record: Record) -> str:
-    return text(middle(record, "peak_allocated_bytes"), mib)
+    return text(record.middle("peak_allocated_bytes"), mib)
 
 
 def percent(fraction: float | None, *, digits: int = 0) -> str:
@@ -79,7 +73,11 @@ def text(value: float | None, spell: Callable[[float], str]) -> str:
 
 def beside(said: str, record: Record, other: Record) -> str:
     """``said`` of how one record compares with another, marked where they are of two machines."""
-    return said if machine(record) == machine(other) else f"{said} {TWO_MACHINES}"
+    return marked(said, machine(record), machine(other))
+
+
+def marked(said: str, *machines: str) -> str:
+    return said if len(set(machines)) == 1 else f"{said} {TWO_MACHINES}"
 
 
 def machine(record: Record) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES, SCHEDULES
-from bench_tests.tables.cells import built_by, middle, peak_mib, percent, rate, shown
+from bench_tests.tables.cells import built_by, peak_mib, percent, rate, shown
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _line(record: Record) -> dict[str, str]:
     mesh, params = record.case.mesh, record.case.params
     schedule = params.get("schedule")
     micro_batches = params["global_batch"] // (params["micro_batch"] * mesh.dp)
-    step_ms, compute_ms = middle(record, "step_ms"), middle(record, "compute_ms")
+    step_ms, compute_ms = record.middle("step_ms"), record.middle("compute_ms")
     bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
     idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
     published = PUBLISHED.get((mesh.tp, mesh.pp)) if params["model"] == PUBLISHED_MODEL else None

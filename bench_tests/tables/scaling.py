@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
-from bench_tests.tables.cells import efficiency, middle, rate, samples_per_s, shown, trained, went_well
+from bench_tests.tables.cells import efficiency, rate, samples_per_s, shown, trained, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _until(record: Record, goal: float) -> dict[str, str]:
     return {
         "steps": str(steps),
         "samples": f"{steps * _global_batch(record):,}",
-        "seconds": f"{steps * (middle(record, 'step_ms') or 0.0) / 1000:.2f}",
+        "seconds": f"{steps * (record.middle('step_ms') or 0.0) / 1000:.2f}",
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench_tests.tables.cells import TWO_MACHINES, built_by, machine, peak_mib, rate, samples_per_s, shown, with_result
+from bench_tests.tables.cells import built_by, machine, marked, peak_mib, rate, samples_per_s, shown, with_result
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -212,8 +212,7 @@ def _cell(rates: Mapping[tuple[int, str], Rate], use: tuple[int, str]) -> str:
     alone = rates.get((1, parallel.replace("DataParallel", "DDP")), rates.get((1, parallel), Rate(None)))
     if gpus == 1 or not alone.per_s:
         return f"{per_s:,.1f}"
-    mark = "" if machine == alone.machine else f" {TWO_MACHINES}"
-    return f"{per_s:,.1f} ({per_s / gpus / alone.per_s:.0%}{mark})"
+    return f"{per_s:,.1f} ({marked(f'{per_s / gpus / alone.per_s:.0%}', machine, alone.machine)})"
 
 
 @cache

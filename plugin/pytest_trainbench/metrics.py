@@ -127,15 +127,10 @@ def host_bound(record: Record) -> bool:
     """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself, or longer than the
     device works for it (a step that waits for the device now and then is shorter than its host's work and the device's
     together, and longer than either)."""
-
-    def usual(name: str) -> float | None:
-        values = record.values(name)
-        return statistics.median(values) if values else None
-
-    host, step, compute = usual("host_ms"), usual("step_ms"), usual("compute_ms")
+    host, step, compute = map(record.middle, ("host_ms", "step_ms", "compute_ms"))
     if host is None or step is None:
         return False
-    works = step if compute is None else compute + (usual("exposed_communication_ms") or 0.0)
+    works = step if compute is None else compute + (record.middle("exposed_communication_ms") or 0.0)
     return host >= min(HOST_BOUND * step, works)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -139,6 +140,10 @@ class Record:
     def values(self, metric: str) -> list[float]:
         """The metric's value in each launch that has one."""
         return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]
+
+    def middle(self, *metrics: str) -> float | None:
+        """Median over the launches of the first of these metrics that any launch has; ``None`` where none has one."""
+        return next((statistics.median(values) for metric in metrics if (values := self.values(metric))), None)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from itertools import count, cycle
 from pathlib import Path
@@ -293,12 +293,12 @@ class Runner:
 
     def priors(self, record: Record) -> Priors:
         """The noise of rows like ``record`` where it was measured."""
-        return learn(self._baselines, str(record.environment.get("machine", "")))
+        return self._learned(str(record.environment.get("machine", "")))
 
     @cached_property
-    def _baselines(self) -> list[Record]:
-        """Of this hardware, as they were before the first row was judged."""
-        return baseline.load_all(self.settings.baseline_dir, self.hardware.id)
+    def _learned(self) -> Callable[[str], Priors]:
+        """By machine, from the baselines of this hardware as they were before the first row was judged."""
+        return cache(partial(learn, baseline.load_all(self.settings.baseline_dir, self.hardware.id)))
 
     def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_trainbench.hardware import Price
@@ -114,10 +113,7 @@ def title(*, price: Price | None, hardware: str, task_samples: int | None) -> st
 
 
 def _cost(record: Record) -> Cost:
-    def figure(*metrics: str) -> float | None:
-        return next((median(values) for name in metrics if (values := record.values(name))), None)
-
-    samples_per_s, tokens_per_s = figure("samples_per_s"), figure("tokens_per_s")
+    samples_per_s, tokens_per_s = record.middle("samples_per_s"), record.middle("tokens_per_s")
     assert samples_per_s is not None
     model = record.case.params.get("model")
     tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
@@ -127,8 +123,8 @@ def _cost(record: Record) -> Cost:
         devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
-        energy_j_per_sample=figure("energy_j_per_sample"),
-        memory_bytes=figure("peak_allocated_bytes", "process_bytes"),
+        energy_j_per_sample=record.middle("energy_j_per_sample"),
+        memory_bytes=record.middle("peak_allocated_bytes", "process_bytes"),
     )
 
 

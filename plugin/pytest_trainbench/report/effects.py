@@ -42,10 +42,10 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         {
             "change": f"{change.name} {change.before} → {change.after}",
             "pairs": str(len(found)),
-            "samples/s": _median_change(found, lambda record: _figure(record, "samples_per_s")),
+            "samples/s": _median_change(found, lambda record: record.middle("samples_per_s")),
             "a device": _median_change(found, _samples_per_s_per_device),
-            "memory": _median_change(found, lambda record: _figure(record, "peak_allocated_bytes", "process_bytes")),
-            "energy a sample": _median_change(found, lambda record: _figure(record, "energy_j_per_sample")),
+            "memory": _median_change(found, lambda record: record.middle("peak_allocated_bytes", "process_bytes")),
+            "energy a sample": _median_change(found, lambda record: record.middle("energy_j_per_sample")),
         }
         for change, found in pairs.items()
     ]
@@ -95,10 +95,6 @@ def _median_change(pairs: Sequence[tuple[Record, Record]], figure: Callable[[Rec
     return signed(median(changes)) if changes else ""
 
 
-def _figure(record: Record, *metrics: str) -> float | None:
-    return next((median(values) for name in metrics if (values := record.values(name))), None)
-
-
 def _samples_per_s_per_device(record: Record) -> float | None:
-    rate = _figure(record, "samples_per_s")
+    rate = record.middle("samples_per_s")
     return None if rate is None else rate / devices(record)
