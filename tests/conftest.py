@@ -13,7 +13,6 @@ from pytest_trainbench.launch import start_fork_server
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A user's repository with one step builder and one test."""
-    monkeypatch.delenv("CI", raising=False)
     # Where these tests run on several processes, pytest-benchmark would take the project's for one of them.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
@@ -44,6 +43,7 @@ def preloaded(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_history_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests measure is no part of the history of whoever runs them."""
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests measure is no part of the history of whoever runs them, and runs are not judged as CI's are."""
     monkeypatch.setenv("TRAINBENCH_HISTORY", "none")
+    monkeypatch.delenv("CI", raising=False)

@@ -171,10 +171,11 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["thread", "process"])
 def test_what_a_step_leaves_running_does_not_keep_its_rank_alive(tmp_path: Path, fault: str) -> None:
     """The interpreter would wait for both until the launch's limit, and 10 s longer."""
-    began = time.monotonic()
-    ended = run(tmp_path, fault=fault, limit_s=300)
+    with TURN:  # before the clock starts: another worker's launch may take minutes
+        began = time.monotonic()
+        ended = run(tmp_path, fault=fault, limit_s=300)
     assert (ended.outcome, len(ended.traces), alive(tmp_path)) == ("ok", 2, [])
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
 
 
 @pytest.mark.parametrize("fault", ["no teardown", "bad teardown"])
@@ -183,10 +184,11 @@ def test_a_process_group_that_cannot_be_taken_down_spoils_no_measurement(
 ) -> None:
     """NCCL's may hang, where a step recorded a CUDA graph with a collective in it."""
     monkeypatch.setattr(launching, "GRACE_S", 2.0)
-    began = time.monotonic()
-    ended = run(tmp_path, fault=fault, limit_s=40)
+    with TURN:
+        began = time.monotonic()
+        ended = run(tmp_path, fault=fault, limit_s=120)
     assert (ended.outcome, ended.reason, len(ended.traces), alive(tmp_path)) == ("ok", None, 2, [])
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
 
 
 def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
