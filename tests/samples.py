@@ -27,6 +27,7 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
     sample: dict[str, Any] = {
         "rank": rank,
         "coordinates": {"dp": rank},
+        "node": 0,
         "step_ms": [100.0] * 4,
         "losses": [4.0, 3.0, 2.5, 2.2, 2.0, 1.9],
         "samples": 8,

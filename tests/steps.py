@@ -24,8 +24,16 @@ from pytest_trainbench import Step
 WIDTH, ROWS = 64, 32
 
 
-def linear(mesh: DeviceMesh, *, replicas: int | None = None, slow_ms: float = 0.0, fault: str | None = None) -> Step:
-    """A linear model under DDP, or, with ``replicas``, on one rank with the data of as many. ``fault`` plants one."""
+def linear(
+    mesh: DeviceMesh,
+    *,
+    replicas: int | None = None,
+    slow_ms: float = 0.0,
+    fault: str | None = None,
+    culprit: int | None = None,
+) -> Step:
+    """A linear model under DDP, or, with ``replicas``, on one rank with the data of as many. ``fault`` plants one, in
+    the last rank or in the ``culprit``."""
     ranks = replicas or mesh.size()
     torch.manual_seed(0)
     model: torch.nn.Module = torch.nn.Linear(WIDTH, WIDTH, device=mesh.device_type)
@@ -35,7 +43,7 @@ def linear(mesh: DeviceMesh, *, replicas: int | None = None, slow_ms: float = 0.
         inputs, targets = inputs[dist.get_rank()], targets[dist.get_rank()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "frozen" else 0.5)
     flops_per_row = 2 * 2 * WIDTH * WIDTH  # forward, and the weight's gradient; the input needs none
-    if fault is not None and dist.get_rank() == mesh.size() - 1:
+    if fault is not None and dist.get_rank() == (mesh.size() - 1 if culprit is None else culprit):
         _end(fault)
 
     def run() -> torch.Tensor:

@@ -56,6 +56,7 @@ LADDER = (
     "launch",
     "preload",
     "side",
+    "nodes",
     "runner",
     "calibrate",
     # What users import, and pytest.

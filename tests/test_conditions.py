@@ -368,7 +368,7 @@ def test_devices_are_watched_while_rank_0_is_timing(
     monkeypatch.setattr(watch, "sample", lambda ours: sampled.append(ours) or Watch.sample(watch, ours))
     (tmp_path / "progress-0").write_text(phase)
     (tmp_path / "pid-0").write_text("17")
-    with launch._sampled(job(tmp_path)) as devices:
+    with launch._sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + (10.0 if seen else 0.1)
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -389,7 +389,7 @@ def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypa
     monkeypatch.setattr(launch, "_watch", lambda job: watch)
     monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launch._sampled(job(tmp_path)) as devices:
+    with launch._sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -412,7 +412,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkey
     monkeypatch.setattr(launch, "DRIVER_S", 0.01)
     monkeypatch.setattr(launch, "_watch", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launch._sampled(job(tmp_path)) as devices:
+    with launch._sampled(job(tmp_path), 0) as devices:
         answers.set()
         time.sleep(2 * conditions.SAMPLE_EVERY_S)
     assert devices == {}
@@ -420,7 +420,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("replaced", [{"device_uuids": ()}, {"reference_steps": 3}])
 def test_without_devices_or_without_timing_nothing_is_watched(replaced: dict[str, Any], tmp_path: Path) -> None:
-    with launch._sampled(job(tmp_path, **replaced)) as devices:
+    with launch._sampled(job(tmp_path, **replaced), 0) as devices:
         pass
     assert devices == {}
 

@@ -126,7 +126,7 @@ def test_who_may_have_killed_a_rank_is_said(
     (tmp_path / "progress-1").write_text("building the step")
     case = Case(builder="steps:linear", mesh=MeshShape(dp=2), params={})
     job = Job(case=case, device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
-    ended = launching._collect(job, {1: -signal.SIGKILL}, set(), out_of_memory)
+    ended = launching.collect(job, launching.Left(exit_codes={1: -signal.SIGKILL}, out_of_memory=out_of_memory))
     assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
 
 
@@ -345,7 +345,7 @@ def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path, mo
     def gone(_: str) -> None:
         raise BrokenPipeError
 
-    with launching._watched(job, gone, launching.Seen()):
+    with launching._watched(job, range(1), gone, launching.Seen()):
         until = time.monotonic() + 10
         while not killed and time.monotonic() < until:
             time.sleep(0.02)

@@ -31,6 +31,9 @@ fifth of them, and their middles are more than six times as far apart as the mid
 normal noise is cut in two it is 1.6 times. Ten launches with heavy tails and 5 % noise look so once in a hundred."""
 
 
+PLACES = {"host": "node", "device": "device"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """``what`` it is, with its figure, and the baseline's, ``usual``. ``slows``: log of how many times as long it may
@@ -66,8 +69,8 @@ def unlike(now: Conditions, before: Conditions, *, places: Collection[str] = ("h
             slows = _slows(condition, reached, usual, now, before)
             if slows is not None:
                 what = condition.text.format(condition.figure.format(reached))
-                if condition.of == "device" and len(values) > 1:
-                    what += f" on device {list(values).index(reached)}"
+                if len(values) > 1:
+                    what += f" on {PLACES[condition.of]} {list(values).index(reached)}"
                 told = "not known" if usual is None else condition.figure.format(usual)
                 found.append(Cause(what=what, usual=told, slows=slows, of=condition.of))
     return found

@@ -197,7 +197,7 @@ def looking_s() -> float:
 
 
 def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Conditions of the host from what each rank counted, all ranks on one host."""
+    """Conditions of one host from what each rank on it counted."""
     found: dict[str, float] = {}
 
     def known(*names: str) -> bool:
@@ -222,6 +222,13 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     if known("cpu_mhz"):
         found["cpu_mhz"] = max(one["cpu_mhz"] for one in ranks)
     return {name: [value] for name, value in found.items()}
+
+
+def hosts(nodes: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
+    """Conditions of several, in the order of the nodes, where all of them know; from what each rank counted."""
+    found = list(map(host, nodes))
+    known = [name for name in found[0] if all(name in one for one in found)]
+    return {name: [value for one in found for value in one[name]] for name in known}
 
 
 def _mine() -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
+import math
 import os
 import platform
 import subprocess
@@ -81,7 +82,8 @@ class Environment:
 
     must_match:
         ``device``, ``link`` (between the devices: ``NVLink ×18 all to all``, ``PCIe SYS``, ``none``) and
-        ``power_cap_w``, all of the slowest device or pair. Records that differ here do not compare.
+        ``power_cap_w``, all of the slowest device or pair; of a session on several nodes also ``devices_a_node``.
+        Records that differ here do not compare.
     suspects:
         What may differ, and is shown when a number moved.
     machine:
@@ -159,7 +161,13 @@ def mismatches(old: Environment, new: Environment, *, devices: int) -> list[Diff
     A single one uses no link, so that what joins it to others does not matter.
     """
     names = [name for name in ("device", "link", "power_cap_w") if name != "link" or devices > 1]
-    return _changed(old.must_match, new.must_match, names)
+    before, now = ({"nodes": nodes(one, devices)} for one in (old, new))
+    return _changed(old.must_match, new.must_match, names) + _changed(before, now, ["nodes"])
+
+
+def nodes(environment: Environment, devices: int) -> int:
+    """How many machines a case was on that keeps so many ``devices`` busy."""
+    return math.ceil(devices / int(environment.must_match.get("devices_a_node", devices)))
 
 
 def differences(old: Environment, new: Environment) -> list[Difference]:

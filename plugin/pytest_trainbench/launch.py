@@ -32,6 +32,12 @@ GRACE_S = 10.0
 DRIVER_S = 10.0
 """How long a launch waits for NVIDIA's driver to say who uses the devices already."""
 
+MEET_S = 60
+"""How long the agents of several nodes, all of them up, may take to meet."""
+
+LOG = "stderr-{}.log"
+"""The end of the log of a rank of another node; of those here the agent keeps all, by their number on the node."""
+
 LOG_LINES = 25
 
 UNBORN = """\
@@ -70,6 +76,37 @@ class Ended:
     devices: dict[str, list[float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one node does of a launch on several.
+
+    ``node`` counts from 0, ``ranks`` are its own, and its agent meets the others' at ``endpoint`` (host and port).
+    ``cut`` says whether ranks of another node have failed: those here, which would wait for them, are ended then.
+    """
+
+    node: int
+    nodes: int
+    ranks: range
+    endpoint: str
+    cut: Callable[[], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What the ranks of one node left besides their files.
+
+    ``exit_codes``: of those that failed. ``gone``: those that ended first, without a word. ``out_of_memory``: whether
+    the kernel ended processes for that meanwhile; ``None`` where it does not say. ``devices``: see :class:`Ended`.
+    ``problem``: why no rank was started.
+    """
+
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    out_of_memory: bool | None = None
+    devices: dict[str, list[float]] = field(default_factory=dict)
+    problem: str = ""
+
+
 def start_fork_server(modules: str) -> None:
     """Start importing ``modules`` (space-separated) in the fork server now, so that the first launch need not wait."""
     import multiprocessing.forkserver as server
@@ -87,16 +124,26 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
 
     Whatever it raises (``KeyboardInterrupt`` at Ctrl-C; a signal sent to this process is sent on), the ranks are gone.
     """
+    left = run_ranks(job, progress=progress)
+    torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__]
+    by_hand = shlex.join([*torchrun, str(job.folder / worker.JOB)])
+    return replace(collect(job, left), by_hand=by_hand)
+
+
+def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None, part: Part | None = None) -> Left:
+    """As :func:`launch`, for all ranks or one node's ``part`` of them, without a look at what they wrote."""
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     job.folder.mkdir(parents=True, exist_ok=True)
     path = job.write()
+    ranks = range(job.case.mesh.world_size) if part is None else part.ranks
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=job.case.mesh.world_size,
+        nproc_per_node=len(ranks),
         run_id=job.folder.name,
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",  # port 0: any that is free
@@ -106,23 +153,39 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         start_method="forkserver",
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "logs"), redirects=Std.ALL),
     )
+    if part is not None:
+        # Who has which ranks is said beforehand: c10d's rendezvous would give them out by the nodes' names.
+        config.min_nodes = config.max_nodes = part.nodes
+        config.rdzv_backend, config.rdzv_endpoint = "static", part.endpoint
+        config.rdzv_configs = {"rank": part.node, "timeout": MEET_S}
+        config.local_addr = None
     if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between asking ranks to stop and killing them
         config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
+    problem = ""
     seen = Seen()
     killed_before = conditions.oom_kills()
     devices: dict[str, list[float]] = {}
     try:
-        with _signals_kept(), _quiet_agent(), _watched(job, progress, seen), _sampled(job) as devices:
+        with (
+            _signals_kept(),
+            _quiet_agent(),
+            _watched(job, ranks, progress, seen, cut=part.cut if part else None),
+            _sampled(job, ranks[0]) as devices,
+        ):
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
-        exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        exit_codes = {} if seen.cut else {rank: failure.exitcode for rank, failure in error.failures.items()}
     except SignalException as error:
         stopped_by = None if seen.stopped else int(error.sigval)
+    except DistError as error:
+        if part is None:
+            raise
+        problem = f"the nodes did not meet at {part.endpoint}: {_short(str(error))}"
     except (EOFError, OSError):
         # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
-        if not any(_size(job.folder / f"hang-{rank}.txt") for rank in range(job.case.mesh.world_size)):
+        if not any(_size(job.folder / f"hang-{rank}.txt") for rank in ranks):
             raise
     finally:
         _kill_ranks(job.folder)
@@ -130,10 +193,14 @@ def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None)
         raise KeyboardInterrupt
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
-    torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__, str(path)]
     killed = None if killed_before is None else conditions.oom_kills()
-    out_of_memory = None if killed_before is None or killed is None else killed > killed_before
-    return replace(_collect(job, exit_codes, seen.gone, out_of_memory), by_hand=shlex.join(torchrun), devices=devices)
+    return Left(
+        exit_codes=exit_codes,
+        gone=set() if seen.cut else seen.gone,
+        out_of_memory=None if killed_before is None or killed is None else killed > killed_before,
+        devices=devices,
+        problem=problem,
+    )
 
 
 def read_traces(job: worker.Job) -> tuple[Trace, ...]:
@@ -142,19 +209,22 @@ def read_traces(job: worker.Job) -> tuple[Trace, ...]:
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
-def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of_memory: bool | None) -> Ended:
-    """``out_of_memory``: whether the kernel ended processes for that meanwhile; ``None`` where it does not say."""
+def collect(job: worker.Job, left: Left) -> Ended:
+    """How a launch ended, from the files of all its ranks and what else they ``left``."""
+    if left.problem:
+        return Ended(outcome="crash", reason=left.problem)
+    exit_codes, gone, out_of_memory = left.exit_codes, left.gone, left.out_of_memory
     ranks = range(job.case.mesh.world_size)
     failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
     traces = [job.folder / f"trace-{rank}.json" for rank in ranks]
     if not failures and not hung and all(map(_size, traces)):
-        return Ended(traces=read_traces(job))
+        return Ended(traces=read_traces(job), devices=left.devices)
 
     # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
-    # the cause even where a peer, cut off, wrote down its own failure first. A rank that wrote nothing at all, or where
-    # it hung, went down before one that lost its connection.
-    failures.sort(key=lambda failure: (failure.kind != "oom", failure.at))
+    # the cause even where a peer, cut off, wrote down its own failure first: on another node, by another clock. A rank
+    # that wrote nothing at all, or where it hung, went down before one that lost its connection.
+    failures.sort(key=lambda failure: (failure.kind != "oom", failure.lost_peer, failure.at))
     told = {failure.rank for failure in failures} | set(hung)
     silent = [rank for rank in ranks if rank not in told and not _size(traces[rank])]
     # The agent stopped the other silent ones itself. To it, an exit code of 0 is no failure.
@@ -186,7 +256,7 @@ def _collect(job: worker.Job, exit_codes: dict[int, int], gone: set[int], out_of
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     reason = f"rank {died} {how} while {_phase(job.folder, died)}"
-    waited = next(filter(None, map(NCCL_TIMEOUT.search, _log(job, died))), None)
+    waited = next(filter(None, map(NCCL_TIMEOUT.search, log_of(job, died))), None)
     if waited and code == -signal.SIGABRT:
         reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
         reason += f" while {_phase(job.folder, died)}{_others(job, died)}"
@@ -207,13 +277,14 @@ def _others(job: worker.Job, rank: int) -> str:
     )
 
 
-def _log(job: worker.Job, rank: int) -> list[str]:
-    logs = sorted((job.folder / "logs").glob(f"**/{rank}/stderr.log"))
-    return logs[-1].read_text(errors="replace").splitlines() if logs else []
+def log_of(job: worker.Job, rank: int) -> list[str]:
+    logs = [job.folder / LOG.format(rank), *(job.folder / "logs").glob(f"**/{rank}/stderr.log")]
+    found = next((path for path in logs if path.exists()), None)
+    return found.read_text(errors="replace").splitlines() if found else []
 
 
 def _sections(job: worker.Job, rank: int, cause: str) -> str:
-    tail = "\n".join(_log(job, rank)[-LOG_LINES:])
+    tail = "\n".join(log_of(job, rank)[-LOG_LINES:])
     parts = [cause.strip()]
     if tail and cause.strip() not in tail:
         parts.append(f"--- end of the log of rank {rank} ---\n{tail}")
@@ -266,16 +337,25 @@ def _ranks(folder: Path) -> set[int]:
 @dataclass(kw_only=True)
 class Seen:
     """``gone``: the ranks that ended first, before anybody could stop them, if they left nothing. ``stopped``: whether
-    the agent had to be."""
+    the agent had to be. ``cut``: whether the ranks were, for those of another node."""
 
     gone: set[int] = field(default_factory=set)
     stopped: bool = False
+    cut: bool = False
 
 
 @contextlib.contextmanager
-def _watched(job: worker.Job, progress: Callable[[str], None], seen: Seen) -> Iterator[None]:
-    """Tell ``progress`` of each new phase; kill the ranks if the launch outlives its limit, and end it if a rank ended
-    with 0 in the middle of its work: for what that rank was to return, the agent waits without a limit."""
+def _watched(
+    job: worker.Job,
+    ranks: range,
+    progress: Callable[[str], None],
+    seen: Seen,
+    *,
+    cut: Callable[[], bool] | None = None,
+) -> Iterator[None]:
+    """Tell ``progress`` of each new phase; kill the ``ranks`` if the launch outlives its limit or is ``cut``, and end
+    it if a rank ended with 0 in the middle of its work: for what that rank was to return, the agent waits without a
+    limit."""
     done = threading.Event()
     deadline = time.monotonic() + job.limit_s + GRACE_S
 
@@ -284,18 +364,22 @@ def _watched(job: worker.Job, progress: Callable[[str], None], seen: Seen) -> It
         for look in itertools.count():
             if done.wait(0.1):
                 return
-            phase = _phase(job.folder, 0)
+            phase = _phase(job.folder, ranks[0])
             if phase != shown:
                 shown = phase
                 with contextlib.suppress(Exception):  # a terminal that is gone must not take the limit along
                     progress(phase)
             # Twice a second: it costs 0.3 ms of a core that may be busy, and a rank that lost a peer waits for 1 s.
             ended = set() if look % 5 else _ended(job.folder)
+            if cut is not None and not seen.cut and look % 5 == 0:
+                seen.cut = cut()
+            if seen.cut:
+                _kill_ranks(job.folder)  # again and again: some may not have been born yet
             if ended and first_end:
                 first_end = False
                 # Where one of them failed, the agent may have stopped the others meanwhile.
                 seen.gone |= set() if any(_told(job.folder, rank) for rank in ended) else ended
-            if stop_at == math.inf and (seen.gone or len(ended) == job.case.mesh.world_size):
+            if stop_at == math.inf and (seen.gone or len(ended) == len(ranks)):
                 stop_at = time.monotonic() + GRACE_S
             if time.monotonic() > stop_at:
                 _kill_ranks(job.folder)
@@ -303,13 +387,13 @@ def _watched(job: worker.Job, progress: Callable[[str], None], seen: Seen) -> It
                 os.kill(os.getpid(), signal.SIGTERM)  # where there were ranks, the agent's handler is installed
                 return
             if time.monotonic() > deadline:
-                for rank in range(job.case.mesh.world_size):
+                for rank in ranks:
                     stacks = job.folder / f"hang-{rank}.txt"
                     if not _size(stacks) and not _size(job.folder / f"trace-{rank}.json"):
                         began = (job.folder / f"pid-{rank}").exists()
                         with contextlib.suppress(OSError):  # of a full disk, say
                             stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
-                if len(_ranks(job.folder)) < job.case.mesh.world_size:
+                if len(_ranks(job.folder)) < len(ranks):
                     _kill_fork_server()
                 _kill_ranks(job.folder)
 
@@ -343,8 +427,9 @@ def _told(folder: Path, rank: int) -> bool:
 
 
 @contextlib.contextmanager
-def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
-    """Filled at the end with what NVIDIA's devices ran under while rank 0 was timing; empty without such devices.
+def _sampled(job: worker.Job, rank: int) -> Iterator[dict[str, list[float]]]:
+    """Filled at the end with what NVIDIA's devices ran under while ``rank``, which is here, was timing; empty without
+    such devices.
 
     All by a thread of its own: a driver that does not answer must hold up no launch. One that has not answered when the
     ranks start is not asked again, since it would take them for processes that were there before.
@@ -354,7 +439,7 @@ def _sampled(job: worker.Job) -> Iterator[dict[str, list[float]]]:
     ready, done = threading.Event(), threading.Event()
 
     def timing() -> bool:
-        return _phase(job.folder, 0).startswith("timing")
+        return _phase(job.folder, rank).startswith("timing")
 
     def sample() -> None:
         try:

@@ -37,6 +37,7 @@ from pytest_trainbench.verdict import OUTCOMES, Verdict
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pytest_trainbench.nodes import Cluster
     from pytest_trainbench.runner import Runner
     from pytest_trainbench.side import SideProcess
 
@@ -76,6 +77,8 @@ class Session:
         """What ``--against`` names."""
         self.sides: tuple[SideProcess, SideProcess] | None = None
         """The other side and this one, while they run; ``until_end`` ends them."""
+        self.cluster: Cluster | None = None
+        """This node and the others, where there are several."""
         self.until_end = contextlib.ExitStack()
         self._hardware: Hardware | None = None
         self._runner: Runner | None = None
@@ -94,22 +97,19 @@ class Session:
     @property
     def available(self) -> int:
         """Ranks that can be started."""
+        return self.devices_a_node * self.settings.nodes
+
+    @property
+    def devices_a_node(self) -> int:
         if self.hardware.kind == "cpu":
             return self.settings.devices or CPU_RANKS
         return min(self.hardware.count, self.settings.devices or self.hardware.count)
 
     def runner(self, folder: Callable[[str], Path]) -> Runner:
         if self._runner is None:
-            from pytest_trainbench.environment import capture
             from pytest_trainbench.runner import Here, Runner
 
-            before, now = self.sides or (
-                None,
-                Here(
-                    environment=capture(self.hardware, self.config.rootpath, environ=self.environ),
-                    import_path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-                ),
-            )
+            before, now = self.sides or (None, self.cluster or Here(**self._here()))
             if self.settings.history is not None and not self.settings.calibrate and before is None:
                 self.log = history.Log(
                     self.settings.history,
@@ -127,6 +127,15 @@ class Session:
                 cases=self.cases,
             )
         return self._runner
+
+    def _here(self) -> dict[str, Any]:
+        """What this process is, and what ranks that it starts can import."""
+        from pytest_trainbench.environment import capture
+
+        return {
+            "environment": capture(self.hardware, self.config.rootpath, environ=self.environ),
+            "import_path": tuple(entry or str(Path.cwd()) for entry in sys.path),
+        }
 
     def check_places(self) -> None:
         """That what is to be written can be: a night that finds out at its end has lost what it measured.
@@ -157,6 +166,8 @@ class Session:
             from pytest_trainbench.launch import start_fork_server
 
             start_fork_server(self.settings.preload)
+            if self.settings.nodes > 1:
+                self._gather()
             return
         from pytest_trainbench.side import sides
 
@@ -172,6 +183,32 @@ class Session:
             )
         except ValueError as error:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
+
+    def _gather(self) -> None:
+        """Wait for the other nodes. Raises ``pytest.UsageError`` where they do not come, or are not as this one is."""
+        from pytest_trainbench.nodes import Cluster, Lead
+
+        here = self._here()
+        try:
+            lead = Lead(
+                nodes=self.settings.nodes,
+                devices=self.devices_a_node,
+                port=self.settings.node_port,
+                hardware=self.hardware,
+                root=self.config.rootpath,
+                preload=self.settings.preload,
+                path=here["import_path"],
+            )
+            self.until_end.callback(lead.close)
+            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+            here["environment"] = lead.gather(
+                here["environment"],
+                limit_s=self.settings.launch_timeout,
+                progress=(lambda text: reporter.write_line(f"trainbench: {text}")) if reporter else lambda _: None,
+            )
+        except ValueError as error:
+            raise pytest.UsageError(f"--nodes {self.settings.nodes} cannot be had: {error}") from None
+        self.cluster = Cluster(lead=lead, **here)
 
     def keep(self, row: Row, record: Record) -> None:
         """Store what a row measured at once: a run that is killed later must not take it along."""
@@ -278,9 +315,10 @@ class Session:
 
     def _devices(self) -> str:
         hardware = self.hardware
+        nodes = f"{self.settings.nodes} nodes of " if self.settings.nodes > 1 else ""
         if hardware.kind == "cpu":
-            return f"{hardware.device_name}, {hardware.count} cores"
-        return f"{hardware.count} × {hardware.device_name}"
+            return f"{nodes}{hardware.device_name}, {hardware.count} cores"
+        return f"{nodes}{hardware.count} × {hardware.device_name}"
 
     @contextlib.contextmanager
     def _progress(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -418,6 +456,8 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
         raise FAILED(str(error), pytrace=False) from None
     if shape.world_size > session.available:
         pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
+    if shape.world_size > session.devices_a_node and shape.world_size % session.devices_a_node:
+        pytest.skip(f"needs {shape.world_size} devices, which are no whole nodes of {session.devices_a_node}")
     return shape
 
 

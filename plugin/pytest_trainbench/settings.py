@@ -158,10 +158,23 @@ OPTIONS: dict[str, Option] = {
         metavar="DIR",
     ),
     "devices": Option(
-        help="use at most this many devices (default: all; on a CPU 4 ranks share the cores)",
+        help="use at most this many devices of each machine (default: all; on a CPU 4 ranks share the cores)",
         default=None,
         parse=_count,
         metavar="N",
+    ),
+    "nodes": Option(
+        help="machines of a cluster that take part, this one among them; on each of the others runs"
+        " `python -m pytest_trainbench.nodes HOST:PORT` (default: 1)",
+        default=1,
+        parse=_count,
+        metavar="N",
+    ),
+    "node_port": Option(
+        help="where the other nodes find this one (default: 29400)",
+        default=29400,
+        parse=_count,
+        metavar="PORT",
     ),
     "memory_cap": Option(
         help="make every device fail allocations beyond this, as a smaller one would, for example 32GB",
@@ -237,6 +250,8 @@ class Settings:
     stale_days: int
     baseline_dir: Path
     devices: int | None
+    nodes: int
+    node_port: int
     memory_cap: float | None
     launch_timeout: float
     run_timeout: float | None
@@ -284,6 +299,8 @@ def read(
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:
+        if values["nodes"] > 1:
+            raise ValueError("--against starts both sides on this machine: leave out --nodes")
         for other in ("save_baseline", "calibrate"):
             if values[other]:
                 raise ValueError(f"--against compares two sides of this run with each other: leave out {flag(other)}")

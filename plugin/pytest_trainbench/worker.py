@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+JOB = "job.json"
+"""File of a job in its folder."""
+
 LINGER_S = 5.0
 """How long a rank may take to end by itself once all have written their traces."""
 
@@ -82,7 +85,7 @@ class Job:
             )
 
     def write(self) -> Path:
-        path = self.folder / "job.json"
+        path = self.folder / JOB
         data = {
             **asdict(self),
             "case": self.case.to_json(),
@@ -285,6 +288,7 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
     trace = Trace(
         rank=rank,
         coordinates=shape.coordinates(rank),
+        node=int(os.environ.get("GROUP_RANK", "0")),
         samples=step.samples,
         tokens=step.tokens,
         flops=step.flops,

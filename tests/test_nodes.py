@@ -1,0 +1,329 @@
+"""Several nodes, each with an agent of its own; here all of them are processes of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from own_project import pytest_run, stored
+from ranks import TURN
+from samples import trace
+
+from pytest_trainbench import nodes
+from pytest_trainbench.case import Case
+from pytest_trainbench.causes import unlike
+from pytest_trainbench.detect import find
+from pytest_trainbench.environment import Environment, capture, mismatches
+from pytest_trainbench.hardware import resolve
+from pytest_trainbench.launch import Ended, start_fork_server
+from pytest_trainbench.measure import Plan
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.nodes import Lead
+from pytest_trainbench.reduce import reduce
+from pytest_trainbench.settings import read
+from pytest_trainbench.worker import Job
+
+HERE = str(Path(__file__).parent)
+PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
+
+
+class Session:
+    """A lead and one other node, each with one rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        hardware = resolve("cpu", find("cpu"))
+        self.environment = capture(hardware, folder)
+        path = [HERE, *(entry for entry in sys.path if entry)]
+        self.lead = Lead(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
+        self.log = folder / "node.log"
+        self.other = other_node(self.lead.address, self.log)
+        self.launches = 0
+
+    def run(self, *, ranks: int = 2, limit_s: float = 60.0, **params: object) -> Ended:
+        self.launches += 1
+        job = Job(
+            case=Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params),
+            device_kind="cpu",
+            folder=self.folder / f"job-{self.launches}",
+            limit_s=limit_s,
+            collective_limit_s=limit_s / 2,
+            plan=Plan(warmup=4, min_steps=10, max_steps=10),
+            import_path=(HERE,),
+        )
+        with TURN:
+            return self.lead.launch(job, progress=lambda _: None)
+
+    def end(self) -> int:
+        """What the other node exits with."""
+        self.lead.close()
+        return self.other.wait(30)
+
+
+def other_node(address: str, log: Path, *options: str) -> subprocess.Popen[str]:
+    host, _, port = address.rpartition(":")
+    command = [sys.executable, "-m", "pytest_trainbench.nodes", f"localhost:{port}", *options]
+    assert host
+    with log.open("w") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    start_fork_server(PRELOAD)
+    made = Session(tmp_path_factory.mktemp("nodes"))
+    made.lead.gather(made.environment, limit_s=120, progress=lambda _: None)
+    yield made
+    assert made.end() == 0
+    assert made.log.read_text().splitlines()[-1] == "trainbench: the session is over"
+
+
+def test_ranks_of_two_nodes_train_as_one_launch(session: Session) -> None:
+    ended = session.run()
+    assert (ended.outcome, ended.reason, [one.node for one in ended.traces]) == ("ok", None, [0, 1])
+    first, second = ended.traces
+    assert first.digest_before == second.digest_before != first.digest_after == second.digest_after
+    one = reduce(ended.traces, peak_tflops=None)
+    assert one.outcome == "ok"
+    assert {name: len(values) for name, values in one.conditions.items() if name == "waiting"} == {"waiting": 2}
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "outcome", "reason"),
+    [
+        ("raise", "crash", "rank {} failed while building the step: RuntimeError: planted"),
+        ("exit", "crash", "rank {} exited with code 3 while building the step"),
+        ("kill", "crash", r"rank {} was killed by SIGKILL while building the step.*"),
+        ("nan", "ok", None),
+    ],
+)
+def test_what_went_wrong_on_any_node_is_told_and_the_next_launch_is_well(
+    session: Session, culprit: int, fault: str, outcome: str, reason: str | None
+) -> None:
+    ended = session.run(fault=fault, culprit=culprit)
+    assert ended.outcome == outcome
+    assert ended.reason is None if reason is None else re.fullmatch(reason.format(culprit), str(ended.reason))
+    if fault == "raise":
+        assert "RuntimeError: planted" in ended.detail and "steps.py" in ended.detail
+    assert session.run().outcome == "ok"
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_hangs_ends_its_launch_on_both_nodes(session: Session, culprit: int) -> None:
+    ended = session.run(fault="hang", culprit=culprit, limit_s=8)
+    assert ended.outcome == "timeout"
+    assert f"rank {culprit} " in str(ended.reason) and "building the step" in str(ended.reason)
+    assert session.run().outcome == "ok"
+
+
+def test_what_fits_one_node_runs_on_the_first(session: Session) -> None:
+    ended = session.run(ranks=1)
+    assert (ended.outcome, [one.node for one in ended.traces]) == ("ok", [0])
+    assert ended.by_hand.startswith("torchrun --nproc-per-node 1 ")
+
+
+def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LOST_S", 3.0)
+    session = Session(tmp_path)
+    session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
+    assert session.run().outcome == "ok"
+    session.other.kill()
+    for _ in range(2):
+        ended = session.run()
+        name = session.lead.names[1]
+        assert ended.outcome == "crash"
+        assert ended.reason == f"node 1 ({name}) does not answer any more; it had rank 1"
+    session.lead.close()
+
+
+def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LOST_S", 3.0)
+    session = Session(tmp_path)
+    session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
+    began = []
+
+    def look(phase: str) -> None:
+        if phase.startswith("timing") and not began:
+            began.append(phase)
+            session.other.kill()
+
+    monkeypatch.setattr(nodes, "run_ranks", slowly(look))
+    ended = session.run(slow_ms=200.0, limit_s=120)
+    assert (began, ended.outcome) != ([], "ok")
+    assert ended.reason == f"node 1 ({session.lead.names[1]}) does not answer any more; it had rank 1"
+    session.lead.close()
+
+
+def slowly(look: Callable[[str], None]) -> Callable[..., object]:
+    run_ranks = nodes.run_ranks
+    return lambda job, *, progress, part: run_ranks(job, progress=look, part=part)
+
+
+def test_a_session_that_is_gone_leaves_nothing_running(tmp_path: Path) -> None:
+    """Killed, it says no word to the other nodes."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "import test_nodes\n"
+        "if __name__ == '__main__':\n"
+        "    session = test_nodes.Session(Path(sys.argv[2]))\n"
+        "    session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)\n"
+        "    print(session.other.pid, flush=True)\n"
+        "    session.run(slow_ms=1000.0, limit_s=600)\n"
+    )
+    (tmp_path / "leads.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "leads.py"), HERE, str(tmp_path)]
+    leads = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert leads.stdout is not None
+    other = int(leads.stdout.readline())
+    wait_for(lambda: (tmp_path / "job-1" / "progress-0").exists())
+    wait_for(lambda: "timing" in (tmp_path / "job-1" / "progress-0").read_text() or None)
+    leads.kill()
+    leads.wait()
+    wait_for(lambda: gone(other))
+    assert "is gone" in (tmp_path / "node.log").read_text()
+
+
+def gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_for(what: Callable[[], object], *, within_s: float = 60.0) -> None:
+    until = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+# Through the public door
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_run_on_two_nodes_is_no_baseline_for_one_on_a_single_one(project: pytest.Pytester) -> None:
+    port = free_port()
+    other = other_node(f"localhost:{port}", project.path / "node.log")
+    with TURN:
+        saved = pytest_run(project, "--nodes", "2", "--node-port", f"{port}", "--devices", "1", "--launches", "1",
+                           "--save-baseline")  # fmt: skip
+        assert (saved.ret, other.wait(30), len(stored(project))) == (0, 0, 1)
+        saved.stdout.fnmatch_lines(["trainbench: 2 nodes of *", "*: waiting for node 1 of 1 others; type this on *"])
+        alone = pytest_run(project, "--devices", "2", "--launches", "1")
+    assert alone.ret == 1
+    alone.stdout.fnmatch_lines(["incomparable: mine: *nodes was 2, is 1*"])
+
+
+def test_a_mesh_takes_whole_nodes(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_it="""
+        import pytest
+        @pytest.mark.parametrize("mesh", ["dp2", "dp3", "dp5"], indirect=True)
+        def test_mine(mesh):
+            pass
+    """
+    )
+    run = pytest_run(project, "--nodes", "2", "--devices", "2", "-rs")
+    run.assert_outcomes(passed=1, skipped=2)
+    run.stdout.fnmatch_lines_random(["*needs 3 devices, which are no whole nodes of 2", "*needs 5 devices, has 4"])
+
+
+def test_nodes_that_do_not_come_are_told_how(project: pytest.Pytester) -> None:
+    run = pytest_run(project, "--nodes", "3", "--node-port", f"{free_port()}", "--launch-timeout", "1")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(
+        ["ERROR: --nodes 3 cannot be had: 1 of 3 nodes came within 1 s; type this on the others:*"]
+    )
+
+
+def test_a_port_that_is_taken_is_told(project: pytest.Pytester) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        run = pytest_run(project, "--nodes", "2", "--node-port", f"{port}")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be had: port {port} cannot be had: *"])
+
+
+def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
+    port = free_port()
+    alone = other_node(f"localhost:{port}", tmp_path / "log", "--wait", "1")
+    assert alone.wait(60) == 1
+    said = (tmp_path / "log").read_text().splitlines()[-1]
+    assert said == f"no session answered at localhost:{port} within 1 s: start pytest there with --nodes"
+
+
+def test_a_node_that_is_not_alike_is_told_on_both_ends(tmp_path: Path) -> None:
+    hardware = dataclasses.replace(resolve("cpu", find("cpu")), id="cpu-another-96c")
+    lead = Lead(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
+    other = other_node(lead.address, tmp_path / "log")
+    with pytest.raises(ValueError, match=r"node 1 \(.*\) cannot take part: --hw cpu-another-96c: this machine is cpu-"):
+        lead.gather(capture(hardware, tmp_path), limit_s=60, progress=lambda _: None)
+    assert other.wait(30) == 1
+    assert "this node cannot take part: --hw cpu-another-96c" in (tmp_path / "log").read_text()
+    lead.close()
+
+
+def test_comparing_two_sides_takes_one_machine() -> None:
+    with pytest.raises(ValueError, match="--against starts both sides on this machine: leave out --nodes"):
+        read({"against": "main", "nodes": "2"}, {}, {}, Path())
+
+
+# Pure
+
+
+def environment(**suspects: str) -> Environment:
+    return Environment(must_match={"device": "H200"}, suspects={"torch": "2.13.0", **suspects}, machine="0123abcd")
+
+
+def test_nodes_must_be_alike_but_in_what_names_them() -> None:
+    here = environment(NCCL_SOCKET_IFNAME="eth0", kernel="6.1")
+    like = dataclasses.replace(environment(NCCL_SOCKET_IFNAME="eth1", kernel="6.2"), machine="ba987654")
+    assert nodes._unlike(here, like, devices=8) == ""
+    unlike_this = environment(kernel="6.1", torch="2.11.0", transformers="5.0")
+    assert (
+        nodes._unlike(here, unlike_this, devices=8)
+        == "torch 2.11.0 there, 2.13.0 here, transformers 5.0 there, None here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "devices", "differ"),
+    [
+        (8, 8, 16, []),
+        (8, 4, 8, [("nodes", 1, 2)]),
+        (8, 4, 4, []),
+        (None, 8, 16, [("nodes", 1, 2)]),
+        (None, 8, 8, []),
+    ],
+)
+def test_records_compare_where_they_are_of_as_many_nodes(
+    before: int | None, now: int | None, devices: int, differ: list[object]
+) -> None:
+    old, new = (
+        dataclasses.replace(environment(), must_match={"device": "H200", **({"devices_a_node": one} if one else {})})
+        for one in (before, now)
+    )
+    assert mismatches(old, new, devices=devices) == differ
+
+
+def test_a_disturbed_node_is_named() -> None:
+    traces = [trace(rank, node=rank // 2, host={"looking_s": 1e-8 * (1 + rank // 2)}) for rank in range(4)]
+    now = reduce(traces, peak_tflops=None).conditions
+    before = reduce([dataclasses.replace(one, host={"looking_s": 1e-8}) for one in traces], peak_tflops=None).conditions
+    assert (now["host_rate"], before["host_rate"]) == ([100.0, 50.0], [100.0, 100.0])
+    (cause,) = unlike(now, before)
+    assert cause.what.endswith(" on node 1")
