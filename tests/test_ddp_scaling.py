@@ -135,12 +135,21 @@ def cells(table: pd.DataFrame | None) -> list[tuple[object, ...]]:
 
 
 def test_scaling_is_told_against_one_device_and_over_nodes_against_one_node() -> None:
-    assert cells(ddp_scaling.scaling(records())) == [
-        ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against", "ddp_acc over nodes of 8"),
-        ("resnet50", "32", "1", "100.0", "", "", ""),
-        ("resnet50", "32", "2", "180.0", "90.0%", "1 device", ""),
-        ("resnet50", "32", "8", "400.0", "50.0%", "1 device", ""),
-        ("resnet50", "32", "16", "600.0", "37.5%", "1 device", "75.0%"),
+    """One machine of 16 devices has no nodes to scale over."""
+    wide = ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against")
+    one_machine = [
+        ("resnet50", "32", "1", "100.0", "", ""),
+        ("resnet50", "32", "2", "180.0", "90.0%", "1 device"),
+        ("resnet50", "32", "8", "400.0", "50.0%", "1 device"),
+        ("resnet50", "32", "16", "600.0", "37.5%", "1 device"),
+    ]
+    assert cells(ddp_scaling.scaling(records())) == [wide, *one_machine]
+    environment = {"must_match": {"devices_a_node": 8}}
+    on_nodes = [replace(record, environment=environment) for record in records()]
+    over = [*(("", ""),) * 3, ("2 × 8", "75.0%")]
+    assert cells(ddp_scaling.scaling(on_nodes)) == [
+        (*wide, "nodes", "ddp_acc over nodes"),
+        *(line + more for line, more in zip(one_machine, over, strict=True)),
     ]
 
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from pytest_trainbench.record import Record
 
-NODE = 8
-"""Devices of a server in the published comparison."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -39,8 +36,8 @@ class Series:
 
     def ddp_acc(self, devices: int, base: int | None = None) -> float | None:
         """Performance of plain DDP on ``devices`` ÷ its performance on ``base`` ÷ how many times as many they are;
-        ``None`` where either has no figure, and where they are the same. With ``base`` a whole node, and whole
-        nodes of ``devices``, it is the published figure: linearity over nodes."""
+        ``None`` where either has no figure, and where they are the same. With ``base`` one whole node, it is the
+        published figure: linearity over nodes."""
         plain = self.samples_per_s(PLAIN_DDP)
         base = base or self.base
         if base is None or devices <= base or base not in plain or devices not in plain:
@@ -73,12 +70,14 @@ def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> Series:
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured,
-    which are named; over nodes, against one of :data:`NODE` devices."""
+    which are named; over nodes, against one whole node of as many devices."""
     lines = []
     for one in series(records):
         plain = one.records.get(PLAIN_DDP, {})
         for devices, record in sorted(plain.items()):
             linearity = one.ddp_acc(devices)
+            node = record.environment.get("must_match", {}).get("devices_a_node", devices)
+            over_nodes = one.ddp_acc(devices, base=node)
             lines.append(
                 {
                     "model": one.model,
@@ -87,9 +86,8 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
                     "samples/s": rate(record),
                     "ddp_acc": _linearity(linearity, record, plain.get(one.base or 0)),
                     "against": "" if linearity is None else f"{one.base} device{'s' * (one.base != 1)}",
-                    f"ddp_acc over nodes of {NODE}": _linearity(
-                        None if devices % NODE else one.ddp_acc(devices, base=NODE), record, plain.get(NODE)
-                    ),
+                    "nodes": f"{devices // node} × {node}" if devices > node else "",
+                    "ddp_acc over nodes": _linearity(over_nodes, record, plain.get(node)),
                 }
             )
     return shown(lines)
