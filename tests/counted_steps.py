@@ -16,7 +16,8 @@ from pytest_trainbench import Step
 
 def every_kind(mesh: DeviceMesh) -> Step:
     """Each step, on each of two ranks: every kind of collective that gloo has, from Python, C++ and another thread."""
-    rank, whole = dist.get_rank(), torch.ones(12)
+    rank, whole, world = dist.get_rank(), torch.ones(12), dist.group.WORLD
+    assert world is not None
     model = DistributedDataParallel(torch.nn.Linear(3, 1))  # three weights and a bias: 16 bytes
 
     def in_a_thread() -> None:
@@ -24,9 +25,7 @@ def every_kind(mesh: DeviceMesh) -> Step:
         with dist._coalescing_manager(async_ops=False):  # two tensors, one message
             dist.all_reduce(whole)
             dist.all_reduce(whole)
-        torch.ops._c10d_functional.wait_tensor(
-            torch.ops._c10d_functional.all_reduce(whole, "sum", dist.group.WORLD.group_name)
-        )
+        torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(whole, "sum", world.group_name))
 
     def work() -> None:
         dist.all_reduce(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -34,7 +35,7 @@ def start(
     steps: int = 6,
     limit_s: float = 300.0,
     reference_steps: int | None = None,
-    **params: object,
+    **params: Any,
 ) -> Ended:
     """Ends of the ranks that train for so many steps of warm-up and so many timed ones."""
     job = Job(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pytest_trainbench.case import Case
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record, Trace
@@ -82,11 +84,17 @@ def record(*launches: Launch, of: Case | None = None, **replaced: Any) -> Record
     return Record(**{**sample, **replaced})
 
 
-def steps(*step_ms: float, **metrics: float) -> Record:
+def steps(*step_ms: float, **metrics: Any) -> Record:
     """A record of one launch for each step time."""
     return record(*(launch(ms, **metrics) for ms in step_ms))
 
 
 def metric(name: str, values: Sequence[float]) -> Record:
     """A record of one launch for each value of a metric, all equally fast."""
-    return record(*(launch(**{name: value}) for value in values))
+    metrics: list[dict[str, Any]] = [{name: value} for value in values]
+    return record(*(launch(**each) for each in metrics))
+
+
+def near(value: float, **tolerance: Any) -> Any:
+    """``pytest.approx``, inside a value whose type wants a number there."""
+    return pytest.approx(value, **tolerance)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
-from samples import case, launch, record
+from samples import case, launch, near, record
 
 from pytest_trainbench.causes import Cause, Moods, explained, moods, of_launches, of_record, slow_rank, typical, unlike
 from pytest_trainbench.conditions import CONDITIONS, Lost, Present, Rate
@@ -15,7 +16,7 @@ from pytest_trainbench.record import Launch, Record
 Facts = Mapping[str, list[float]]
 
 
-def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: int = 3, **metrics: float) -> Record:
+def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: int = 3, **metrics: Any) -> Record:
     """A record of launches under these conditions."""
     one = launch(step_ms, conditions=facts, **metrics)
     return record(*[one] * launches, of=case(mesh=mesh))
@@ -136,7 +137,7 @@ def test_a_condition_of_several_launches_is_that_of_the_median_one_device_by_dev
     [({}, True), ({"compute_ms": 90.0, "host_ms": 20.0}, False), ({"compute_ms": 90.0, "host_ms": 95.0}, True)],
     ids=["on a CPU", "on a device that its host keeps busy", "host-bound"],
 )
-def test_the_host_counts_where_it_sets_the_pace(metrics: dict[str, float], counts: bool) -> None:
+def test_the_host_counts_where_it_sets_the_pace(metrics: dict[str, Any], counts: bool) -> None:
     calm, busy = under({"other_cores": [0.0]}, **metrics), under({"other_cores": [0.5]}, **metrics)
     assert bool(of_record(busy, calm)) is counts
     assert [bool(each) for each in of_launches(busy, calm)] == [counts] * 3
@@ -194,7 +195,7 @@ def test_a_slow_rank_costs_what_it_computes_longer() -> None:
     now, before = (under({"rank_compute_ms": [50.0, each]}, mesh="dp2") for each in (60.0, 50.0))
     cause = slow_rank(now, before)
     assert cause is not None
-    assert (math.exp(cause.slows), cause.of) == (pytest.approx(1.2), "rank")
+    assert (math.exp(cause.slows), cause.of) == (near(1.2), "rank")
 
 
 # Two moods
@@ -209,9 +210,7 @@ def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.
 
 
 def test_two_moods_are_told_with_their_share() -> None:
-    assert moods(mixed(30, 10)) == Moods(
-        fast_ms=pytest.approx(100.45), slow_ms=pytest.approx(110.5, abs=0.1), slow_share=0.25
-    )
+    assert moods(mixed(30, 10)) == Moods(fast_ms=near(100.45), slow_ms=near(110.5, abs=0.1), slow_share=0.25)
 
 
 @pytest.mark.parametrize(

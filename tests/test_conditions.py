@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,9 +363,14 @@ def test_devices_are_watched_while_rank_0_is_timing(
 ) -> None:
     sampled = []
     watch = watching(FakeNvml(), "GPU-a")
+
+    def sample(ours: Collection[int]) -> None:
+        sampled.append(ours)
+        Watch.sample(watch, ours)
+
     monkeypatch.setattr(conditions, "SAMPLE_EVERY_S", 0.001)
     monkeypatch.setattr(launch, "_watch", lambda job: watch)
-    monkeypatch.setattr(watch, "sample", lambda ours: sampled.append(ours) or Watch.sample(watch, ours))
+    monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text(phase)
     (tmp_path / "pid-0").write_text("17")
     with launch._sampled(job(tmp_path), 0) as devices:

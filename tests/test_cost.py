@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ HOURLY = Price(amount=3.0, currency="EUR", per="hour", date="2026-09-20", source
 TO_BUY = Price(amount=16_000.0, currency="USD", per="device", date=None, source="https://example.org/shop")
 
 
-def of(label: str, samples_per_s: float, *, mesh: str = "dp1", model: str = "gpt", **metrics: float) -> Record:
+def of(label: str, samples_per_s: float, *, mesh: str = "dp1", model: str = "gpt", **metrics: Any) -> Record:
     params: dict[str, Any] = {"model": model, "strategy": label}
     return record(launch(samples_per_s=samples_per_s, **metrics), of=case(mesh=mesh, **params), label=label)
 
@@ -25,7 +26,7 @@ FOUR = of("four", 200.0, mesh="dp4", tokens_per_s=102_400.0, energy_j_per_sample
 """Four devices, twice as fast: twice as dear, and hungry."""
 
 
-def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | None = None) -> list[dict[str, str]]:
+def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | None = None) -> list[dict[Hashable, Any]]:
     return cost.table(records, price=price, task_samples=task_samples).to_dict("records")
 
 
@@ -46,7 +47,7 @@ def test_a_million_samples_and_tokens_cost_devices_times_hours_times_the_price()
 def test_a_task_takes_hours_money_and_energy() -> None:
     """36 million samples at 100 a second: 100 hours, 300 EUR, and 6 J each are 60 kWh."""
     (line,) = lines(ONE, task_samples=36_000_000)
-    assert {name: text for name, text in line.items() if name.startswith("task")} == {
+    assert {name: text for name, text in line.items() if str(name).startswith("task")} == {
         "task hours": "100", "task EUR": "300", "task kWh": "60",
     }  # fmt: skip
 

@@ -19,11 +19,11 @@ from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import loss_fault
 
 BUILDER = "bench_tests.training:train_step"
-WORK = {"model": "hf_Bert-tiny", "sequence": 32, "micro_batch": 2}
-WITH_BATCH_NORM = {"model": "timm_vovnet-tiny", "image": 64, "micro_batch": 4}
+WORK: dict[str, Any] = {"model": "hf_Bert-tiny", "sequence": 32, "micro_batch": 2}
+WITH_BATCH_NORM: dict[str, Any] = {"model": "timm_vovnet-tiny", "image": 64, "micro_batch": 4}
 
 
-def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
+def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     one = launched(start(folder, BUILDER, mesh=f"dp{dp}", **{"precision": "fp32", **params}))
     assert (one.outcome, one.reason) == ("ok", None)
     return one

@@ -108,7 +108,7 @@ def names_of(value: str | None, gpus: list[Gpu], **environ: str) -> list[str]:
 FOUR = [Gpu(uuid=f"GPU-{letter}") for letter in ("aa", "ab", "c", "d")]
 
 
-def test_nvidia_devices_are_found_through_nvml(root: Path):
+def test_nvidia_devices_are_found_through_nvml(root: Path) -> None:
     found = find(nvml=FakeNvml([Gpu(), Gpu(uuid="GPU-b")]), environ={}, root=root, probe=never)
     assert found == Found(
         kind="cuda",
@@ -139,16 +139,16 @@ def test_nvidia_devices_are_found_through_nvml(root: Path):
         ("NoDevFiles", []),
     ],
 )
-def test_cuda_visible_devices(value: str | None, expected: list[str]):
+def test_cuda_visible_devices(value: str | None, expected: list[str]) -> None:
     assert names_of(value, FOUR) == expected
 
 
-def test_hidden_devices_are_named():
+def test_hidden_devices_are_named() -> None:
     found = find(nvml=FakeNvml(FOUR), environ={"CUDA_VISIBLE_DEVICES": ""}, root=Path("/nonexistent"))
     assert (found.kind, found.hidden) == ("cpu", "CUDA_VISIBLE_DEVICES='' hides 4 × NVIDIA H200.")
 
 
-def test_on_a_mixed_machine_a_number_names_no_device_unless_cuda_counts_by_bus():
+def test_on_a_mixed_machine_a_number_names_no_device_unless_cuda_counts_by_bus() -> None:
     mixed = [Gpu(uuid="GPU-a"), Gpu(name="Tesla T4", uuid="GPU-b", mib=15360)]
     assert names_of("1", mixed) == ["a", "b"]
     assert names_of("1", mixed, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["b"]
@@ -156,12 +156,12 @@ def test_on_a_mixed_machine_a_number_names_no_device_unless_cuda_counts_by_bus()
     assert names_of("", mixed, CUDA_DEVICE_ORDER="PCI_BUS_ID") == []
 
 
-def test_the_lowest_capability_counts():
+def test_the_lowest_capability_counts() -> None:
     gpus = [Gpu(capability=(9, 0)), Gpu(capability=(8, 6)), Gpu(mig=None, capability=(10, 0))]
     assert find(nvml=FakeNvml(gpus), environ={}).compute_capability == (8, 6)
 
 
-def test_a_device_that_mig_splits_is_refused():
+def test_a_device_that_mig_splits_is_refused() -> None:
     with pytest.raises(HardwareNotFound) as error:
         find(nvml=FakeNvml([Gpu(mig=True)]), environ={})
     assert str(error.value) == (
@@ -170,7 +170,7 @@ def test_a_device_that_mig_splits_is_refused():
     )
 
 
-def test_a_mig_instance_is_a_device_of_its_own():
+def test_a_mig_instance_is_a_device_of_its_own() -> None:
     instance = Gpu(name="NVIDIA H200 MIG 1g.18gb", uuid="MIG-1", mib=16384, capability=None)
     nvml = FakeNvml([Gpu(mig=True)], instances=[instance])
     found = find(nvml=nvml, environ={"CUDA_VISIBLE_DEVICES": "MIG-1"})
@@ -188,16 +188,16 @@ def test_a_mig_instance_is_a_device_of_its_own():
         ),
     ],
 )
-def test_without_a_working_nvml_there_are_no_nvidia_devices(root: Path, failure: Failure, hidden: str):
+def test_without_a_working_nvml_there_are_no_nvidia_devices(root: Path, failure: Failure, hidden: str) -> None:
     found = find("h200", nvml=FakeNvml(failure=failure), environ={}, root=root, probe=never)
     assert (found.kind, found.names, found.hidden) == ("cpu", (), hidden)
 
 
-def test_no_gpu_and_no_sign_of_any_other_device_leaves_torch_alone(root: Path):
+def test_no_gpu_and_no_sign_of_any_other_device_leaves_torch_alone(root: Path) -> None:
     assert find(nvml=FakeNvml(), environ={}, root=root, probe=never).kind == "cpu"
 
 
-def test_cpu_looks_at_no_device(root: Path):
+def test_cpu_looks_at_no_device(root: Path) -> None:
     found = find("cpu", nvml=FakeNvml(failure=Failure("asked without need")), environ={}, root=root, probe=never)
     assert (found.kind, found.hidden) == ("cpu", "")
 
@@ -207,14 +207,14 @@ def gaudis() -> Devices:
 
 
 @pytest.mark.parametrize("request_", ["gaudi2", "mi300x", "max-1550-64gb"])
-def test_torch_is_asked_for_a_device_that_nvml_does_not_report(root: Path, request_: str):
+def test_torch_is_asked_for_a_device_that_nvml_does_not_report(root: Path, request_: str) -> None:
     found = find(request_, nvml=FakeNvml([Gpu()]), environ={}, root=root, probe=gaudis)
     assert (found.kind, found.names) == ("hpu", ("GAUDI2", "GAUDI2"))
     assert (found.memory_bytes, found.uuids) == ((96 * 2**30, None), ())
 
 
 @pytest.mark.parametrize("sign", ["kfd", "accel", "accel0", "hl0", "davinci0"])
-def test_a_sign_of_another_device_makes_auto_ask_torch(root: Path, sign: str):
+def test_a_sign_of_another_device_makes_auto_ask_torch(root: Path, sign: str) -> None:
     (root / "dev" / sign).touch()
     assert resolve("auto", find(nvml=FakeNvml(), environ={}, root=root, probe=gaudis)).id == "gaudi2-96gb"
     assert find(nvml=FakeNvml([Gpu()]), environ={}, root=root, probe=never).kind == "cuda"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def run(
     )
 
 
-def runs(logs: Sequence[float], **facts: str) -> list[Run]:
+def runs(logs: Sequence[float], **facts: Any) -> list[Run]:
     return [run(number, 100 * math.exp(value), **facts) for number, value in enumerate(logs)]
 
 

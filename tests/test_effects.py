@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from samples import MIB, case, failed, launch, record
@@ -16,7 +17,7 @@ def of(samples_per_s: float, *, mesh: str = "dp1", mib: int = 100, **params: Any
     return record(one, of=case(mesh=mesh, **known))
 
 
-def lines(*records: Record) -> list[dict[str, str]]:
+def lines(*records: Record) -> list[dict[Hashable, Any]]:
     return effects.table(records).to_dict("records")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class FakeNvml:
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
 
-    def __getattribute__(self, name: str):
+    def __getattribute__(self, name: str) -> Any:
         if name.startswith("nvmlDevice") and name in object.__getattribute__(self, "silent"):
 
             def refuse(*_: object) -> None:
@@ -116,7 +117,7 @@ def on_gpus(tmp_path: Path, nvml: FakeNvml, count: int = 4, environ: Mapping[str
     return capture(h200(count), tmp_path, nvml=nvml, environ=environ or {}, torch=TORCH, etc=tmp_path)
 
 
-def test_four_gpus(tmp_path: Path):
+def test_four_gpus(tmp_path: Path) -> None:
     environment = on_gpus(tmp_path, FakeNvml(), environ={"NCCL_ALGO": "Ring", "HOME": "/home/me"})
     assert environment.must_match == {
         "device": "NVIDIA H200",
@@ -151,23 +152,23 @@ def test_four_gpus(tmp_path: Path):
         (FakeNvml(silent=("nvmlDeviceGetP2PStatus",)), 2, None),
     ],
 )
-def test_the_link_is_that_of_the_worst_pair(tmp_path: Path, nvml: FakeNvml, count: int, link: str | None):
+def test_the_link_is_that_of_the_worst_pair(tmp_path: Path, nvml: FakeNvml, count: int, link: str | None) -> None:
     assert on_gpus(tmp_path, nvml, count).must_match.get("link") == link
 
 
-def test_the_power_cap_is_the_lowest_and_absent_where_the_driver_does_not_say(tmp_path: Path):
+def test_the_power_cap_is_the_lowest_and_absent_where_the_driver_does_not_say(tmp_path: Path) -> None:
     assert on_gpus(tmp_path, FakeNvml(power_mw={2: 500_000})).must_match["power_cap_w"] == 500
     silent = on_gpus(tmp_path, FakeNvml(silent=("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetEccMode")))
     assert "power_cap_w" not in silent.must_match
     assert "ecc" not in silent.suspects
 
 
-def test_a_machine_stays_the_same_when_fewer_of_its_devices_are_used(tmp_path: Path):
+def test_a_machine_stays_the_same_when_fewer_of_its_devices_are_used(tmp_path: Path) -> None:
     two, four, other = (on_gpus(tmp_path, FakeNvml(count=n), used) for n, used in ((4, 2), (4, 4), (8, 4)))
     assert two.machine == four.machine != other.machine
 
 
-def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path):
+def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("4d1b\n")
     cpu = capture(CPU, tmp_path, environ={}, torch=TORCH, etc=tmp_path)
     assert cpu.must_match == {"device": "AMD EPYC"}
@@ -177,7 +178,7 @@ def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path):
 @pytest.mark.parametrize("unset", [None, "", "uninitialized\n"])
 def test_a_machine_without_a_machine_id_is_known_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: str | None
-):
+) -> None:
     if unset is not None:
         (tmp_path / "machine-id").write_text(unset)
 
@@ -190,7 +191,7 @@ def test_a_machine_without_a_machine_id_is_known_by_its_name(
     assert [named(name) for name in ("", "localhost", "localhost.localdomain")] == [""] * 3, "no name of its own"
 
 
-def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Path):
+def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Path) -> None:
     environ = {
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "NCCL_HOSTID": "node7",
@@ -206,7 +207,7 @@ def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Pat
     }
 
 
-def test_the_commit_says_when_files_differ_from_it(tmp_path: Path):
+def test_the_commit_says_when_files_differ_from_it(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@t")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
@@ -220,7 +221,7 @@ def test_the_commit_says_when_files_differ_from_it(tmp_path: Path):
     assert dirty == f"{clean}+dirty"
 
 
-def test_json_round_trip(tmp_path: Path):
+def test_json_round_trip(tmp_path: Path) -> None:
     environment = on_gpus(tmp_path, FakeNvml())
     assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
 
@@ -239,7 +240,7 @@ OLD = Environment(
 )
 
 
-def test_differences_show_the_most_telling_first():
+def test_differences_show_the_most_telling_first() -> None:
     new = replace(
         OLD,
         suspects={
@@ -264,7 +265,7 @@ def test_differences_show_the_most_telling_first():
     assert differences(OLD, OLD) == []
 
 
-def test_mismatches_leave_out_the_link_of_a_single_rank():
+def test_mismatches_leave_out_the_link_of_a_single_rank() -> None:
     new = replace(OLD, must_match={**OLD.must_match, "link": "none", "power_cap_w": 500})
     assert mismatches(OLD, new, devices=1) == [("power_cap_w", 700, 500)]
     assert mismatches(OLD, new, devices=2) == [
@@ -282,13 +283,13 @@ def test_mismatches_leave_out_the_link_of_a_single_rank():
         ({"machine": "node7"}, "a machine is eight hex digits, not 'node7'"),
     ],
 )
-def test_an_environment_refuses_nonsense(change: dict[str, object], message: str):
+def test_an_environment_refuses_nonsense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         replace(OLD, **change)
     assert str(error.value) == message
 
 
-def test_the_real_torch_is_read_without_a_cuda_context(tmp_path: Path):
+def test_the_real_torch_is_read_without_a_cuda_context(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     environment = capture(CPU, tmp_path, environ={}, etc=tmp_path)
     assert environment.suspects["torch"] == torch.__version__

@@ -43,7 +43,7 @@ def test_a_launch_is_a_row_with_its_case_and_metrics() -> None:
 def test_what_a_launch_ran_under_is_that_of_the_worst_device() -> None:
     one = launch(conditions={"sm_mhz": [1980.0, 1410.0], "hw_thermal": [0.0, 0.3], "to come": [1.0, 2.0]})
     (row,) = frame([record(one)]).to_dict("records")
-    found = {name: value for name, value in row.items() if name.startswith("condition.")}
+    found = {name: value for name, value in row.items() if str(name).startswith("condition.")}
     assert found == {"condition.sm_mhz": 1410.0, "condition.hw_thermal": 0.3, "condition.to come": 2.0}
 
 

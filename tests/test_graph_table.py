@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import samples
@@ -27,7 +29,7 @@ def record(
     return samples.record(launch, of=case)
 
 
-def cells(*records: Record) -> list[dict[str, str]]:
+def cells(*records: Record) -> list[dict[Hashable, Any]]:
     table = graph_optimisation(records)
     assert isinstance(table, pd.DataFrame)
     return table.to_dict("records")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -86,7 +87,8 @@ class Squares(nn.Module):
         self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.layers(inputs).square().mean()
+        loss: Tensor = self.layers(inputs).square().mean()
+        return loss
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -140,7 +142,8 @@ def test_a_graph_break_is_an_error(graph: str) -> None:
 def test_an_operator_that_onnx_does_not_have_is_an_error(sessions: list[Watched]) -> None:
     class Unexportable(Squares):
         def forward(self, inputs: Tensor) -> Tensor:
-            return torch.linalg.eigvalsh(self.layers(inputs)).sum()
+            loss: Tensor = torch.linalg.eigvalsh(self.layers(inputs)).sum()
+            return loss
 
     model = Unexportable()
     find_graph("ort-all").compile(model)
@@ -174,15 +177,16 @@ def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions:
     find_graph("ort-all").compile(model)
     batches = torch.randn(6, 4, 512)
 
-    split = losses(DistributedDataParallel(model, **{**DDP_OPTIONS, "bucket_cap_mb": 1}), batches)
+    options: dict[str, Any] = {**DDP_OPTIONS, "bucket_cap_mb": 1}
+    split = losses(DistributedDataParallel(model, **options), batches)
 
     assert split == pytest.approx(losses(eager, batches), rel=1e-4)
     assert len(sessions) > 2
     assert {session.runs for session in sessions} == {6}
 
 
-def train(folder: Path, *, dp: int = 2, **params: object) -> Launch:
-    work = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
+def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
+    work: dict[str, Any] = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
     return launched(start(folder, "bench_tests.training:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
 

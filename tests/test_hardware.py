@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -53,13 +54,13 @@ def sentence(request: str, machine: Found) -> str:
 # The table.
 
 
-def test_table_is_large_enough_and_keyed_by_its_rows():
+def test_table_is_large_enough_and_keyed_by_its_rows() -> None:
     assert len(TABLE) >= 28
     assert all(key == row.key for key, row in TABLE.items())
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.key)
-def test_row_is_consistent(row: Accelerator):
+def test_row_is_consistent(row: Accelerator) -> None:
     peak = row.peak_tflops
     assert row.key.endswith(f"-{row.memory_gb}gb")
     assert row.bandwidth_gb_s is not None and row.power_w is not None and row.link is not None
@@ -77,14 +78,14 @@ def test_row_is_consistent(row: Accelerator):
         assert peak["fp8"] == pytest.approx(2 * peak["bf16"], rel=0.03)
 
 
-def test_two_rows_share_a_name_only_where_memory_tells_them_apart():
+def test_two_rows_share_a_name_only_where_memory_tells_them_apart() -> None:
     for one, other in combinations(TABLE.values(), 2):
         if set(one.names) & set(other.names):
             low, high = sorted((one.memory_gb, other.memory_gb))
             assert low * (1 + MEMORY_TOLERANCE) < high * (1 - MEMORY_TOLERANCE), (one.key, other.key)
 
 
-def test_a_word_is_never_both_a_family_and_a_key():
+def test_a_word_is_never_both_a_family_and_a_key() -> None:
     assert not set(families()) & set(TABLE)
 
 
@@ -109,7 +110,7 @@ def test_a_word_is_never_both_a_family_and_a_key():
         ({"source": "hearsay"}, "h200-sxm-141gb: the source must be an https address, not 'hearsay'"),
     ],
 )
-def test_a_row_refuses_nonsense(change: dict[str, object], message: str):
+def test_a_row_refuses_nonsense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         replace(TABLE["h200-sxm-141gb"], **change)
     assert str(error.value) == message
@@ -125,7 +126,7 @@ def test_a_row_refuses_nonsense(change: dict[str, object], message: str):
         ({"source": ""}, "a price needs a source"),
     ],
 )
-def test_a_price_refuses_nonsense(change: dict[str, object], message: str):
+def test_a_price_refuses_nonsense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         replace(Price(amount=1, currency="USD", per="hour", date=None, source="x"), **change)
     assert str(error.value) == message
@@ -134,7 +135,7 @@ def test_a_price_refuses_nonsense(change: dict[str, object], message: str):
 # What is here.
 
 
-def test_h200_by_every_word_that_means_it():
+def test_h200_by_every_word_that_means_it() -> None:
     expected = Hardware(
         id="h200-sxm-141gb",
         kind="cuda",
@@ -160,7 +161,7 @@ def test_h200_by_every_word_that_means_it():
         ("A100-SXM4-40GB", 40537, "a100-sxm-40gb"),  # As drivers before 465 name it.
     ],
 )
-def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str):
+def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str) -> None:
     assert resolve("a100", found((name, mib))).id == key
 
 
@@ -178,11 +179,11 @@ def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str):
         ("NVIDIA GH200 480GB", 97871, "gh200-96gb"),
     ],
 )
-def test_what_drivers_report_is_recognised(name: str, mib: int, key: str):
+def test_what_drivers_report_is_recognised(name: str, mib: int, key: str) -> None:
     assert resolve("auto", found((name, mib))).id == key
 
 
-def test_memory_tells_apart_what_shares_a_name():
+def test_memory_tells_apart_what_shares_a_name() -> None:
     name = "Intel(R) Data Center GPU Max 1550"
     assert [resolve("max-1550", found((name, mib), kind="xpu")).id for mib in (65520, 131072)] == [
         "max-1550-64gb",
@@ -190,7 +191,7 @@ def test_memory_tells_apart_what_shares_a_name():
     ]
 
 
-def test_volta_has_neither_bf16_nor_tf32():
+def test_volta_has_neither_bf16_nor_tf32() -> None:
     v100 = resolve("v100", found(("Tesla V100-SXM2-16GB", 16160), capability=(7, 0)))
     assert (v100.amp, v100.full, v100.peak_tflops("bf16")) == ("fp16", "fp32", None)
 
@@ -208,13 +209,13 @@ def test_volta_has_neither_bf16_nor_tf32():
     ],
     ids=lambda value: value.id if isinstance(value, Hardware) else "",
 )
-def test_formats_are_those_of_the_row_and_without_one_those_of_the_kind(hardware: Hardware, formats: set[str]):
+def test_formats_are_those_of_the_row_and_without_one_those_of_the_kind(hardware: Hardware, formats: set[str]) -> None:
     assert {dtype for dtype in DTYPES if hardware.has(dtype)} == formats
     with pytest.raises(ValueError, match="dtype 'int8' is unknown"):
         hardware.has("int8")
 
 
-def test_an_unknown_device_has_an_id_and_no_peak():
+def test_an_unknown_device_has_an_id_and_no_peak() -> None:
     machine = found(("NVIDIA RTX A4000", 16376), ("NVIDIA RTX A4000", 16376), capability=(8, 6))
     unknown = resolve("auto", machine)
     assert (unknown.id, unknown.count, unknown.accelerator) == ("nvidia-rtx-a4000-16gb", 2, None)
@@ -224,12 +225,12 @@ def test_an_unknown_device_has_an_id_and_no_peak():
     assert (turing.amp, turing.full) == ("fp16", "fp32")
 
 
-def test_a_slice_of_a_known_device_is_not_that_device():
+def test_a_slice_of_a_known_device_is_not_that_device() -> None:
     assert resolve("auto", found(("NVIDIA A100-SXM4-80GB", 9728))).accelerator is None
     assert resolve("auto", found(("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728))).accelerator is None
 
 
-def test_cpu_is_named_by_model_and_cores():
+def test_cpu_is_named_by_model_and_cores() -> None:
     cpu = resolve("cpu", H200X4)
     assert cpu == Hardware(
         id="cpu-intel-xeon-platinum-8481c-2c",
@@ -251,16 +252,16 @@ def test_cpu_is_named_by_model_and_cores():
         ("", "unknown"),
     ],
 )
-def test_cpu_names_are_tidied(model: str, tidy: str):
+def test_cpu_names_are_tidied(model: str, tidy: str) -> None:
     assert tidy_cpu_name(model) == tidy
 
 
-def test_gaudi_without_a_published_peak_still_has_bf16():
+def test_gaudi_without_a_published_peak_still_has_bf16() -> None:
     gaudi = resolve("gaudi", found(("GAUDI", 32768), kind="hpu", capability=None))
     assert (gaudi.kind, gaudi.amp, gaudi.full, gaudi.peak_tflops("bf16")) == ("hpu", "bf16", "fp32", None)
 
 
-def test_a_peak_of_an_unknown_dtype_is_refused():
+def test_a_peak_of_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype 'int8' is unknown; known: fp32, tf32, bf16, fp16, fp8"):
         resolve("h200", H200X4).peak_tflops("int8")
 
@@ -268,24 +269,24 @@ def test_a_peak_of_an_unknown_dtype_is_refused():
 # What is not here.
 
 
-def test_another_family_is_here():
+def test_another_family_is_here() -> None:
     assert sentence("a100", H200X4) == ("--hw a100: no A100 here; found 4 × NVIDIA H200. Type --hw h200, or --hw auto.")
 
 
-def test_another_variant_is_here():
+def test_another_variant_is_here() -> None:
     assert sentence("a100-sxm-40gb", found(("NVIDIA A100-SXM4-80GB", 81920))) == (
         "--hw a100-sxm-40gb: no a100-sxm-40gb here; found 1 × NVIDIA A100-SXM4-80GB. "
         "Type --hw a100-sxm-80gb, or --hw auto."
     )
 
 
-def test_only_a_cpu_is_here():
+def test_only_a_cpu_is_here() -> None:
     assert sentence("h200", CPU) == (
         "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 2 cores). Type --hw cpu, or --hw auto."
     )
 
 
-def test_hidden_devices_are_mentioned():
+def test_hidden_devices_are_mentioned() -> None:
     machine = replace(CPU, cores=1, hidden="CUDA_VISIBLE_DEVICES='' hides 4 × NVIDIA H200.")
     assert sentence("h200", machine) == (
         "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 1 core). "
@@ -293,20 +294,20 @@ def test_hidden_devices_are_mentioned():
     )
 
 
-def test_an_unknown_device_is_here():
+def test_an_unknown_device_is_here() -> None:
     assert sentence("a100", found(("NVIDIA RTX A4000", 16376))) == (
         "--hw a100: no A100 here; found 1 × NVIDIA RTX A4000. Type --hw auto."
     )
 
 
-def test_another_cpu_is_here():
+def test_another_cpu_is_here() -> None:
     assert sentence("cpu-amd-epyc-8c", CPU) == (
         "--hw cpu-amd-epyc-8c: this machine is cpu-intel-xeon-platinum-8481c-2c. Type --hw cpu."
     )
 
 
 @pytest.mark.parametrize("request_", ["auto", "a100"])
-def test_models_are_mixed(request_: str):
+def test_models_are_mixed(request_: str) -> None:
     machine = found(("NVIDIA A100-SXM4-80GB", 81920), ("Tesla T4", 15360), ("NVIDIA A100-SXM4-80GB", 81920))
     assert sentence(request_, machine) == (
         f"--hw {request_}: this machine mixes 2 × NVIDIA A100-SXM4-80GB and 1 × Tesla T4; choose one model "
@@ -314,14 +315,14 @@ def test_models_are_mixed(request_: str):
     )
 
 
-def test_models_are_mixed_and_none_is_the_one_asked_for():
+def test_models_are_mixed_and_none_is_the_one_asked_for() -> None:
     machine = found(("NVIDIA A100-SXM4-80GB", 81920), ("Tesla T4", 15360))
     assert sentence("h200", machine) == (
         "--hw h200: no H200 here; found 1 × NVIDIA A100-SXM4-80GB and 1 × Tesla T4. Type --hw auto."
     )
 
 
-def test_an_unknown_name_lists_the_closest_first():
+def test_an_unknown_name_lists_the_closest_first() -> None:
     text = sentence("a1oo", H200X4)
     first, _, rest = text.partition("one of ")
     assert first == "--hw a1oo: no such hardware is known. Type --hw auto, --hw cpu, or --hw with "
@@ -343,11 +344,11 @@ def test_an_unknown_name_lists_the_closest_first():
         ("gaudi2-96gb", "hpu"),
     ],
 )
-def test_kind_needs_no_device(request_: str, kind: str):
+def test_kind_needs_no_device(request_: str, kind: str) -> None:
     assert kind_of(request_) == kind
 
 
-def test_the_kind_of_auto_needs_a_device():
+def test_the_kind_of_auto_needs_a_device() -> None:
     with pytest.raises(HardwareNotFound) as error:
         kind_of("auto")
     assert str(error.value) == ("--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu.")
@@ -358,18 +359,18 @@ def test_the_kind_of_auto_needs_a_device():
 @pytest.mark.parametrize(
     "change", [{"id": "H 200"}, {"count": 0}, {"kind": "cpu"}], ids=lambda change: next(iter(change))
 )
-def test_hardware_refuses_nonsense(change: dict[str, object]):
+def test_hardware_refuses_nonsense(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         replace(resolve("h200", H200X4), **change)
 
 
 @pytest.mark.parametrize("change", [{"kind": "cuda"}, {"names": ("x",)}, {"memory_bytes": (1,)}, {"cores": 0}], ids=str)
-def test_found_refuses_nonsense(change: dict[str, object]):
+def test_found_refuses_nonsense(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         replace(CPU, **change)
 
 
-def test_importing_needs_no_torch():
+def test_importing_needs_no_torch() -> None:
     modules = "pytest_trainbench.hardware, pytest_trainbench.detect, pytest_trainbench.environment"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

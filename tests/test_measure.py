@@ -57,7 +57,7 @@ def training(counts_flops: bool = True) -> Step:
     def run() -> torch.Tensor:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 

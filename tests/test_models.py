@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import bench_tests.torchvision_ops  # noqa: F401
@@ -19,7 +23,7 @@ from pytest_trainbench import flops
 
 
 @pytest.fixture(autouse=True)
-def attention_that_the_counter_knows(monkeypatch):
+def attention_that_the_counter_knows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The counter knows no fused attention of the CPU or the meta device; the plain products it does."""
     before = torch.backends.cuda.flash_sdp_enabled()
     torch.backends.cuda.enable_flash_sdp(False)
@@ -51,7 +55,7 @@ def attention_that_the_counter_knows(monkeypatch):
         ("tts_angular", 9_381_888),
     ],
 )
-def test_parameter_count_is_the_published_one(name, parameters):
+def test_parameter_count_is_the_published_one(name: str, parameters: int) -> None:
     model = find_model(name).build("meta")
 
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -59,19 +63,19 @@ def test_parameter_count_is_the_published_one(name, parameters):
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "resnet50", "vgg16"])
-def test_a_vision_model_is_torchvisions_layer_by_layer(name):
+def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
     """Same tensors in the same order; ours have a builder of their own where torchvision's cannot be made smaller."""
     with torch.device("meta"):
         theirs = torchvision.models.get_model(name).state_dict()
 
-    ours = find_model(name).build("meta").net.state_dict()
+    ours = find_model(name).build("meta").get_submodule("net").state_dict()
     assert [tensor.shape for tensor in ours.values()] == [tensor.shape for tensor in theirs.values()]
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16"])
-def test_a_vision_model_computes_what_torchvisions_does(name):
+def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
     theirs = torchvision.models.get_model(name).eval()
-    ours = find_model(name).build("cpu").net.eval()
+    ours = find_model(name).build("cpu").get_submodule("net").eval()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     images = torch.randn(1, 3, 224, 224)
 
@@ -79,22 +83,22 @@ def test_a_vision_model_computes_what_torchvisions_does(name):
         torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_timm_vovnet_is_timms():
+def test_timm_vovnet_is_timms() -> None:
     with torch.device("meta"):
         theirs = timm.create_model("vovnet39a").state_dict()
 
-    ours = find_model("timm_vovnet").build("meta").net.state_dict()
+    ours = find_model("timm_vovnet").build("meta").get_submodule("net").state_dict()
     assert {name: tensor.shape for name, tensor in ours.items()} == {
         name: tensor.shape for name, tensor in theirs.items()
     }
 
 
-def test_bart_without_a_mask_computes_what_the_library_does_with_one():
+def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
     model = find_model("hf_Bart-tiny").build("cpu")
     (tokens,) = (pool[0] for pool in model.draw(2))
     masked, _ = mask(tokens)
 
-    theirs = model.bart(input_ids=masked, labels=tokens, use_cache=False).loss
+    theirs = model.get_submodule("bart")(input_ids=masked, labels=tokens, use_cache=False).loss
     torch.testing.assert_close(model(tokens), theirs)
 
 
@@ -102,12 +106,12 @@ WITH_LAYERS = [name for name, row in MODELS.items() if isinstance(row.dimensions
 
 
 @pytest.mark.parametrize("name", WITH_LAYERS)
-def test_blocks_are_the_layers(name):
+def test_blocks_are_the_layers(name: str) -> None:
     assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_flops_by_formula_are_those_that_torch_counts(name):
+def test_flops_by_formula_are_those_that_torch_counts(name: str) -> None:
     """On the meta device, which also refuses a model that asks it for a number: no step waits for the device."""
     model = find_model(name).build("meta")
     samples = 4
@@ -130,7 +134,7 @@ def test_flops_by_formula_are_those_that_torch_counts(name):
     ],
     ids=str,
 )
-def test_flops_of_disentangled_attention_follow_its_settings(relative):
+def test_flops_of_disentangled_attention_follow_its_settings(relative: dict[str, Any]) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     with torch.device("meta"):
         model = Deberta(DebertaV2Config(**sizes, vocab_size=1024, relative_attention=True, **relative), sequence=48)
@@ -143,13 +147,13 @@ def test_flops_of_disentangled_attention_follow_its_settings(relative):
     assert counter.get_total_flops() == model.flops(samples=12, passes=3)
 
 
-def test_an_lstm_counts_as_its_cells_one_after_another_do():
+def test_an_lstm_counts_as_its_cells_one_after_another_do() -> None:
     """The counter does not see an LSTM's kernels; of cells with the same weights, which compute the same, it sees the
     products."""
     model = find_model("tts_angular-tiny").build("cpu")
     (frames,) = (pool[0] for pool in model.draw(4))
     by_cells = find_model("tts_angular-tiny").build("cpu")
-    by_cells.recurrent = torch.nn.ModuleList(_Cells(lstm) for lstm in model.recurrent)
+    by_cells.recurrent = torch.nn.ModuleList(_Cells(lstm) for lstm in model.get_submodule("recurrent").children())
 
     with flops.counter() as unseen:
         loss = model(frames)
@@ -165,12 +169,13 @@ def test_an_lstm_counts_as_its_cells_one_after_another_do():
 
 
 class _Cells(torch.nn.Module):
-    def __init__(self, lstm):
+    def __init__(self, lstm: torch.nn.Module) -> None:
+        assert isinstance(lstm, torch.nn.LSTM)
         super().__init__()
         self.cell = torch.nn.LSTMCell(lstm.input_size, lstm.hidden_size)
         self.cell.load_state_dict({name.removesuffix("_l0"): tensor for name, tensor in lstm.state_dict().items()})
 
-    def forward(self, frames):
+    def forward(self, frames: Tensor) -> tuple[Tensor, Any]:
         state, outputs = None, []
         for frame in frames.unbind(1):
             state = self.cell(frame, state)
@@ -179,7 +184,7 @@ class _Cells(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("-tiny")])
-def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name):
+def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name: str) -> None:
     """Nothing is dropped, so that losses can be compared whatever the split."""
     sample = {"image": 64} if name.startswith(("alexnet", "resnet", "vgg", "timm_vovnet")) else {}
     model = find_model(name).build("cpu", **sample)
@@ -195,13 +200,13 @@ def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name):
     ("name", "sequence", "tflops"),
     [("gpt-1.3b", 1024, 8.673), ("bert-base", 512, 0.3637)],
 )
-def test_flops_of_a_sample_are_the_published_ones(name, sequence, tflops):
+def test_flops_of_a_sample_are_the_published_ones(name: str, sequence: int, tflops: float) -> None:
     flops = find_model(name).build("meta", sequence=sequence).flops_per_sample()
 
     assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
 
 
-def test_the_loss_of_16_bit_weights_is_not_rounded_to_16_bits():
+def test_the_loss_of_16_bit_weights_is_not_rounded_to_16_bits() -> None:
     """A loss near 8 would move in steps of 1/32."""
     model = find_model("bert-tiny").build("cpu", sequence=16).to(torch.bfloat16)
     (pool,) = model.draw(2)
@@ -211,18 +216,18 @@ def test_the_loss_of_16_bit_weights_is_not_rounded_to_16_bits():
     assert loss.dtype == torch.float32 and loss.bfloat16() != loss
 
 
-def test_weights_are_the_same_on_every_rank():
+def test_weights_are_the_same_on_every_rank() -> None:
     one, other = (find_model("gpt-tiny").build("cpu").state_dict() for _ in range(2))
 
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_unknown_model_is_refused_with_the_names():
+def test_unknown_model_is_refused_with_the_names() -> None:
     with pytest.raises(ValueError, match=r"model 'gpt' is unknown; known: gpt-tiny, gpt-1\.3b"):
         find_model("gpt")
 
 
-def test_a_sequence_longer_than_the_positions_is_refused():
+def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^sequence 129 is longer than the 128 positions of this model$"):
         find_model("gpt-tiny").build("meta", sequence=129)

@@ -148,7 +148,7 @@ def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monk
     monkeypatch.setattr(nodes, "LOST_S", 3.0)
     session = Session(tmp_path)
     session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
-    began = []
+    began: list[str] = []
 
     def look(phase: str) -> None:
         if phase.startswith("timing") and not began:

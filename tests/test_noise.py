@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from samples import near
 from scipy import stats
 
 from pytest_trainbench.noise import DEFAULT, WORTH_MOST, Prior, compare, learned, paired
@@ -83,7 +84,7 @@ def test_the_variance_between_machines_is_added_and_no_launch_reduces_it() -> No
 def test_more_launches_are_foreseen() -> None:
     now = compare(QUIET, QUIET[:3])
     later = now.after(10)
-    assert (later.freedom, later.counted_now, later.launches_now) == (now.freedom + 7, pytest.approx(10, abs=0.6), 10)
+    assert (later.freedom, later.counted_now, later.launches_now) == (now.freedom + 7, near(10, abs=0.6), 10)
     assert later.reach(0.001) < now.reach(0.001)
     assert now.drift(3, 0.01) == 0 < now.drift(10, 0.01)
 
@@ -171,7 +172,7 @@ def drawn(rows: int, launches: int, noise: float, worth: float, seed: int = 1) -
 def test_a_prior_is_found_again_in_rows_drawn_from_it(noise: float, worth: float) -> None:
     found = learned(drawn(3000, 5, noise, worth))
     assert found is not None
-    assert (found.noise, found.worth) == (pytest.approx(noise, rel=0.1), pytest.approx(worth, rel=0.25))
+    assert (found.noise, found.worth) == (near(noise, rel=0.1), near(worth, rel=0.25))
 
 
 def test_rows_that_are_all_alike_are_worth_much_and_few_rows_are_worth_few_launches() -> None:

@@ -82,7 +82,8 @@ class Squares(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.layer(inputs).softmax(dim=-1).square().mean()
+        loss: Tensor = self.layer(inputs).softmax(dim=-1).square().mean()
+        return loss
 
 
 @in_its_environment
@@ -101,7 +102,8 @@ def test_gradients_are_torchs() -> None:
 
 class Unexportable(Squares):
     def forward(self, inputs: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(self.layer(inputs)).sum()
+        loss: Tensor = torch.linalg.eigvalsh(self.layer(inputs)).sum()
+        return loss
 
 
 @in_its_environment

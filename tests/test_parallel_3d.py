@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import ROOT, launched, start
@@ -18,7 +19,7 @@ from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
-WORK = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
+WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
 BUILDER = "bench_tests.parallel:parallel_step"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -37,8 +37,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> DeviceMesh:
         return Step(run=lambda: torch.zeros(()).as_subclass(Loss), samples=1, parameters=list)
 
     monkeypatch.setattr(training, "train_step", build)
-    mesh: Any = None
-    return mesh
+    return cast(DeviceMesh, None)
 
 
 def test_every_fault_has_a_row_to_make_red() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +19,7 @@ from pytest_trainbench.reduce import loss_fault
 
 ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
 
-WORK = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2, "precision": "bf16"}
+WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2, "precision": "bf16"}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import MIB, case, failed, launch, record
@@ -18,7 +19,12 @@ ROOT = Path(__file__).parents[1]
 
 
 def stored(label: str, mesh: str, *step_ms: float) -> Record:
-    metrics = {"samples_per_s": 40.0, "compute_ms": 60.0, "host_ms": 95.0, "peak_allocated_bytes": 700 * MIB}
+    metrics: dict[str, Any] = {
+        "samples_per_s": 40.0,
+        "compute_ms": 60.0,
+        "host_ms": 95.0,
+        "peak_allocated_bytes": 700 * MIB,
+    }
     launches = [launch(ms, **metrics) for ms in step_ms]
     return record(*launches, label=label, of=case(mesh=mesh, model="other", strategy="ddp"))
 

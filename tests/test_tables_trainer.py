@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ def of(builder: str, samples_per_s: float, *, mesh: str = "dp1", **params: Any) 
     return record(one, one, one, of=here)
 
 
-def rows(*records: Record) -> list[dict[str, Any]]:
+def rows(*records: Record) -> list[dict[Hashable, Any]]:
     table = beside_published(records)
     assert table is not None
     return table.to_dict("records")
@@ -63,7 +64,7 @@ def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_an
 
 
 def test_another_model_or_format_than_the_published_one_stands_alone() -> None:
-    tiny = {"model": "deberta-tiny", "precision": "tf32", "batch": 2}
+    tiny: dict[str, Any] = {"model": "deberta-tiny", "precision": "tf32", "batch": 2}
     assert rows(of("trainer_eval", 10.0, precision="bf16"), of("trainer_train", 10.0, **tiny)) == [
         {
             "model": "deberta-tiny", "precision": "tf32", "batch a GPU": "2", "GPUs": "1", "by": "alone",
@@ -108,7 +109,7 @@ def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -
         of("trainer_train", 400.0, mesh="dp4", batch=16),
     ]
     found = rows(*(record(failed("oom"), of=one.case) for one in too_large), *fits)
-    assert [[text for name, text in row.items() if "published" not in name] for row in found] == [
+    assert [[text for name, text in row.items() if "published" not in str(name)] for row in found] == [
         ["deberta-v3-base", "fp16", "16", "1", "alone", "OOM", "500.0", "", "", ""],
         ["deberta-v3-base", "fp16", "16", "2", "DDP", "240.0", "900.0 (90%)", "700", "211.8", "OOM"],
         ["deberta-v3-base", "fp16", "16", "4", "DDP", "400.0", "OOM", "700", "", ""],

@@ -24,7 +24,7 @@ from pytest_trainbench.reduce import loss_fault
 pytestmark = pytest.mark.usefixtures("preloaded")
 
 CPU = torch.device("cpu")
-WORK = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
+WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
 
 
 def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
@@ -139,7 +139,7 @@ def plain_losses(steps: int, *, samples: int, evaluated: int = 0, lasts: int | N
 
     row = find_model(WORK["model"])
     module = row.build("cpu", sequence=WORK["sequence"])
-    model = module.deberta
+    model = module.get_submodule("deberta")
     drawn = module.draw((samples + evaluated) // POOL)[0].flatten(0, 1)
     (tokens, labels), (others, other_labels) = (mask(part) for part in drawn.split([samples, evaluated]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=row.learning_rate, weight_decay=0.0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from samples import MIB, failed, launch, metric, record, steps, trace
+from samples import MIB, failed, launch, metric, near, record, steps, trace
 
 from pytest_trainbench.metrics import METRICS, gates, host_bound
 from pytest_trainbench.noise import CLIPPED, Prior, compare
@@ -405,9 +405,7 @@ def counted(before: Sequence[float], now: Sequence[float], name: str = "kernels"
 def test_one_kernel_more_is_worse_and_one_fewer_is_better(now: int, outcome: str, change: float) -> None:
     found, kernels = counted([1000] * 3, [now] * 3)
     assert (found.outcome, found.suspects) == (outcome, SUSPECTS)
-    assert kernels == Change(
-        metric="kernels", before=1000, now=now, change=pytest.approx(change), sees=0.0, outcome=outcome
-    )
+    assert kernels == Change(metric="kernels", before=1000, now=now, change=near(change), sees=0.0, outcome=outcome)
 
 
 def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before() -> None:
@@ -874,12 +872,12 @@ def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
     beside = {**CALM, "other_processes": [0.0, 1.0]}
     mixed = [(130.0, beside)] * 2 + [(100.0, CALM)] * 5
     found = judge(on(*mixed), before, policy=LOOKS)
-    assert (found.outcome, found.changes[0].now) == ("ok", pytest.approx(100.0))
+    assert (found.outcome, found.changes[0].now) == ("ok", near(100.0))
     assert found.reason == (
         "2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline 0"
     )
     found = judge(on(*[(100.0, beside)] * 2, *[(130.0, CALM)] * 5), before, policy=LOOKS)
-    assert (found.outcome, found.changes[0].now, found.causes) == ("regression", pytest.approx(130.0), ())
+    assert (found.outcome, found.changes[0].now, found.causes) == ("regression", near(130.0), ())
     assert found.reason == (
         "step time 30.0% worse (sees ≥ 1.2%);"
         " 2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline 0"

@@ -16,23 +16,23 @@ from pytest_trainbench import Step
 def sharded_ddp_with_stale_gradients(mesh: DeviceMesh, **params: Any) -> Step:
     """FairScale's ShardedDataParallel with the optimizer's own ``zero_grad``."""
     right = fairscale.step
-    fairscale.step = lambda *args, zero_grad, **options: right(*args, **options)  # type: ignore[assignment]
+    fairscale.step = lambda *args, zero_grad, **options: right(*args, **options)
     return train_step(mesh, strategy="oss-sdp", **params)
 
 
 def pipeline_with_loose_ends(mesh: DeviceMesh, **params: Any) -> Step:
     """The gradients of embedding and head, one weight, stay apart."""
-    torch_native.join_ends = lambda mesh: None  # type: ignore[assignment, return-value]
+    torch_native.join_ends = lambda mesh: None
     return parallel_step(mesh, **params)
 
 
 def pipeline_without_gradient_sums(mesh: DeviceMesh, **params: Any) -> Step:
-    torch_native.sum_over = lambda group, tensors: None  # type: ignore[assignment]
+    torch_native.sum_over = lambda group, tensors: None
     return parallel_step(mesh, **params)
 
 
 def tensor_parallel_with_mixed_heads(mesh: DeviceMesh, **params: Any) -> Step:
     """Columns in the order of GPT-2, in which the first of two ranks gets all queries and half of the keys."""
     right = torch_native.linear
-    torch_native.linear = lambda layer, **_: right(layer)  # type: ignore[assignment]
+    torch_native.linear = lambda layer, **_: right(layer)
     return parallel_step(mesh, **params)
