@@ -86,6 +86,7 @@ def _end(fault: str) -> None:
         "nccl timeout": _wait_as_nccl_does,
         "no teardown": lambda: setattr(dist, "destroy_process_group", lambda: time.sleep(1000)),
         "bad teardown": lambda: setattr(dist, "destroy_process_group", lambda: _raise(RuntimeError("planted"))),
+        "fallen teardown": lambda: setattr(dist, "destroy_process_group", lambda: os.kill(os.getpid(), signal.SIGSEGV)),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),
         "child": _leave_a_child,
         "thread": lambda: threading.Thread(target=time.sleep, args=(1000,)).start(),

@@ -42,6 +42,7 @@ def run(
     drifted: bool = False,
     hours: int = 0,
     power_cap_w: int = 700,
+    nodes: str = "",
 ) -> Run:
     """The run of one night, with a launch for each step time (ms)."""
     entry = Entry(
@@ -50,6 +51,7 @@ def run(
         outcome=outcome,
         baseline=baseline,
         launches=tuple({"step_ms": value} for value in values),
+        machine=nodes,
     )
     return Run(
         path=Path(f"{number}.jsonl"),
@@ -153,6 +155,12 @@ def test_the_launches_of_one_day_are_one_night() -> None:
 def test_another_machine_or_power_cap_is_another_history() -> None:
     history = [run(0, 90.0, machine="ffffffff"), run(1, 80.0, power_cap_w=350), run(2, 100.0), run(3, 101.0)]
     assert figures(history) == [100.0, 101.0]
+
+
+def test_nights_on_several_nodes_are_of_the_same_ones() -> None:
+    history = [run(0, 90.0), run(1, 80.0, nodes="ba987654"), run(2, 100.0, nodes="ffffffff")]
+    assert figures([*history, run(3, 101.0, nodes="ffffffff")]) == [100.0, 101.0]
+    assert figures([*history, run(3, 91.0)]) == [90.0, 91.0]
 
 
 @pytest.mark.parametrize("outcome", ["invalid", "crash", "timeout", "incomparable", "environment"])

@@ -126,7 +126,8 @@ def test_who_may_have_killed_a_rank_is_said(
     (tmp_path / "progress-1").write_text("building the step")
     case = Case(builder="steps:linear", mesh=MeshShape(dp=2), params={})
     job = Job(case=case, device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
-    ended = launching.collect(job, launching.Left(exit_codes={1: -signal.SIGKILL}, out_of_memory=out_of_memory))
+    left = launching.Left(exit_codes={1: -signal.SIGKILL}, out_of_memory={0: None, 1: out_of_memory})
+    ended = launching.collect(job, left)
     assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from own_project import pytest_run, stored
 from ranks import TURN
-from samples import trace
+from samples import case, trace
 
+from pytest_trainbench import launch as launching
 from pytest_trainbench import nodes
 from pytest_trainbench.case import Case
 from pytest_trainbench.causes import unlike
@@ -41,6 +45,7 @@ class Session:
         self.folder = folder
         hardware = resolve("cpu", find("cpu"))
         self.environment = capture(hardware, folder)
+        """Of this node."""
         path = [HERE, *(entry for entry in sys.path if entry)]
         self.lead = Lead(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
         self.log = folder / "node.log"
@@ -97,23 +102,18 @@ def test_ranks_of_two_nodes_train_as_one_launch(session: Session) -> None:
 
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize(
-    ("fault", "outcome", "reason"),
+    ("fault", "reason"),
     [
-        ("raise", "crash", "rank {} failed while building the step: RuntimeError: planted"),
-        ("exit", "crash", "rank {} exited with code 3 while building the step"),
-        ("kill", "crash", r"rank {} was killed by SIGKILL while building the step.*"),
-        ("nan", "ok", None),
+        ("raise", "rank {} failed while building the step: RuntimeError: planted"),
+        ("exit", "rank {} exited with code 3 while building the step"),
+        ("kill", "rank {} was killed by SIGKILL while building the step.*"),
     ],
 )
-def test_what_went_wrong_on_any_node_is_told_and_the_next_launch_is_well(
-    session: Session, culprit: int, fault: str, outcome: str, reason: str | None
-) -> None:
+def test_what_went_wrong_on_any_node_is_told(session: Session, culprit: int, fault: str, reason: str) -> None:
     ended = session.run(fault=fault, culprit=culprit)
-    assert ended.outcome == outcome
-    assert ended.reason is None if reason is None else re.fullmatch(reason.format(culprit), str(ended.reason))
+    assert ended.outcome == "crash" and re.fullmatch(reason.format(culprit), str(ended.reason))
     if fault == "raise":
         assert "RuntimeError: planted" in ended.detail and "steps.py" in ended.detail
-    assert session.run().outcome == "ok"
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -121,7 +121,25 @@ def test_a_rank_that_hangs_ends_its_launch_on_both_nodes(session: Session, culpr
     ended = session.run(fault="hang", culprit=culprit, limit_s=8)
     assert ended.outcome == "timeout"
     assert f"rank {culprit} " in str(ended.reason) and "building the step" in str(ended.reason)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_node_whose_ranks_fell_in_their_teardown_is_not_waited_for(session: Session, culprit: int) -> None:
+    """Agents whose own ranks ended well would, for 300 s."""
+    with TURN:
+        began = time.monotonic()
+        ended = session.run(fault="fallen teardown", culprit=culprit, limit_s=120)
+    assert (ended.outcome, len(ended.traces)) == ("ok", 2)
+    assert time.monotonic() - began < 90
+
+
+def test_after_all_that_a_launch_is_well(session: Session) -> None:
     assert session.run().outcome == "ok"
+
+
+def test_a_mesh_that_the_nodes_are_not_is_refused(session: Session) -> None:
+    with pytest.raises(ValueError, match="dp3 needs 3 devices, and 2 are there"):
+        session.run(ranks=3)
 
 
 def test_what_fits_one_node_runs_on_the_first(session: Session) -> None:
@@ -263,7 +281,20 @@ def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
     alone = other_node(f"localhost:{port}", tmp_path / "log", "--wait", "1")
     assert alone.wait(60) == 1
     said = (tmp_path / "log").read_text().splitlines()[-1]
-    assert said == f"no session answered at localhost:{port} within 1 s: start pytest there with --nodes"
+    assert said == f"trainbench: no session answered at localhost:{port} within 1 s: start pytest there with --nodes"
+
+
+def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) -> None:
+    lead = Lead(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
+    port = int(lead.address.rpartition(":")[2])
+    stopped = nodes.Follower("localhost", port, wait_s=30)
+    del stopped
+    again = nodes.Follower("localhost", port, wait_s=30)
+    assert (again.join(), again.node) == ("", 1)
+    third = nodes.Follower("localhost", port, wait_s=30)
+    assert third.join() == "the session has its 2 nodes already"
+    lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
+    assert len(lead.names) == 2
 
 
 def test_a_node_that_is_not_alike_is_told_on_both_ends(tmp_path: Path) -> None:
@@ -293,11 +324,40 @@ def test_nodes_must_be_alike_but_in_what_names_them() -> None:
     here = environment(NCCL_SOCKET_IFNAME="eth0", kernel="6.1")
     like = dataclasses.replace(environment(NCCL_SOCKET_IFNAME="eth1", kernel="6.2"), machine="ba987654")
     assert nodes._unlike(here, like, devices=8) == ""
-    unlike_this = environment(kernel="6.1", torch="2.11.0", transformers="5.0")
-    assert (
-        nodes._unlike(here, unlike_this, devices=8)
-        == "torch 2.11.0 there, 2.13.0 here, transformers 5.0 there, None here"
-    )
+    unlike_this = environment(torch="2.11.0", transformers="5.0", NCCL_ALGO="Ring")
+    assert nodes._unlike(environment(), unlike_this, devices=8).split(", ") == [
+        "torch is 2.11.0 there and 2.13.0 here",
+        "transformers is 5.0 there and not known here",
+        "NCCL_ALGO is Ring there and not known here",
+    ]
+    assert nodes._unlike(environment(commit="a1b2c3+dirty"), environment(commit="a1b2c3"), devices=8) == ""
+
+
+def test_rows_on_several_nodes_are_of_their_machines_together() -> None:
+    lead: Any = SimpleNamespace(devices=8, machines=["0123abcd", "ffffffff", "ba987654"], nodes=3)
+    lead.nodes_for = lambda mesh: Lead.nodes_for(lead, mesh)
+    cluster = nodes.Cluster(environment=environment(), import_path=(), lead=lead)
+    one, two, three = (cluster.environment_of(case(mesh=f"dp{8 * count}")) for count in (1, 2, 3))
+    assert one == environment()
+    assert two.must_match == three.must_match == {"device": "H200", "devices_a_node": 8}
+    assert len({one.machine, two.machine, three.machine}) == 3
+    lead.machines[1:] = reversed(lead.machines[1:])
+    assert cluster.environment_of(case(mesh="dp24")) == three, "the nodes come in any order"
+
+
+def test_who_fell_before_the_others_were_cut_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of its node may take seconds to end after it, and meanwhile another node has missed it."""
+    killed: list[Path] = []
+    monkeypatch.setattr(launching, "_kill_ranks", killed.append)
+    monkeypatch.setattr(launching, "_ended", lambda folder: {2, 3} if killed else {2})
+    job = Job(case=case(mesh="dp4"), device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
+    seen = launching.Seen()
+    with launching._watched(job, range(2, 4), lambda _: None, seen, cut=lambda: True):
+        wait_for(lambda: len(killed) > 6)
+    by_signal = SimpleNamespace(exitcode=-signal.SIGKILL)
+    assert (seen.cut, seen.gone, seen.ended) == (True, {2}, {2})
+    assert [seen.ours(2, by_signal), seen.ours(3, by_signal)] == [False, True]
+    assert not seen.ours(3, SimpleNamespace(exitcode=3))
 
 
 @pytest.mark.parametrize(

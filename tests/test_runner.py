@@ -302,6 +302,9 @@ class Elsewhere:
         self.machine.step_ms, self.machine.ended = iter(step_ms), ended
         self.order = order
 
+    def environment_of(self, case: Case) -> Environment:
+        return self.environment
+
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
         assert job.import_path == self.import_path
         self.order.append("A")

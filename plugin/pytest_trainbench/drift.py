@@ -134,10 +134,10 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
         baseline, said = entry.baseline, entry.outcome in SAID or case_id in run.drifted
         if entry.outcome in BELIEVED:
             found.append((run, entry.values(metric)))
-    here = runs[-1].environment
+    here, machine = runs[-1].environment, _machine(runs[-1], case_id)
     days: dict[date, tuple[Environment, list[float]]] = {}
     for run, values in found:
-        alike = run.environment.machine == here.machine and run.environment.must_match == here.must_match
+        alike = _machine(run, case_id) == machine and run.environment.must_match == here.must_match
         if alike and min(values, default=0.0) > 0:
             day = run.started.astimezone(timezone.utc).date()
             days[day] = run.environment, [*days[day][1], *values] if day in days else values
@@ -145,6 +145,12 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
         Night(day=day, figure=statistics.median(values), environment=environment)
         for day, (environment, values) in sorted(days.items())
     ][-NIGHTS_MOST:]
+
+
+def _machine(run: Run, case_id: str) -> str:
+    """That the row was measured on, or all of them together."""
+    entry = run.entries.get(case_id)
+    return (entry and entry.machine) or run.environment.machine
 
 
 def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, float] | None:

@@ -29,6 +29,7 @@ class Entry:
 
     outcome: of its verdict. baseline: when the baseline that it was held against was made (as in its record), or the
     one that it became; empty where there was none. launches: of each launch the metrics that have a gate, by name.
+    machine: as of an environment; on several nodes not that of the run. Empty in older files.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Entry:
     outcome: str
     baseline: str
     launches: tuple[Mapping[str, float], ...]
+    machine: str = ""
 
     @classmethod
     def of(cls, record: Record, *, outcome: str, baseline: str) -> Entry:
@@ -45,6 +47,7 @@ class Entry:
             label=record.label,
             outcome=outcome,
             baseline=baseline,
+            machine=str(record.environment.get("machine", "")),
             launches=tuple(
                 {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
             ),

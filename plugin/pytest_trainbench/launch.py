@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pytest_trainbench import conditions, worker
 from pytest_trainbench.record import Trace
@@ -95,14 +96,14 @@ class Part:
 class Left:
     """What the ranks of one node left besides their files.
 
-    ``exit_codes``: of those that failed. ``gone``: those that ended first, without a word. ``out_of_memory``: whether
-    the kernel ended processes for that meanwhile; ``None`` where it does not say. ``devices``: see :class:`Ended`.
-    ``problem``: why no rank was started.
+    ``exit_codes``: of those that failed. ``gone``: those that ended first, without a word. ``out_of_memory``: of each
+    rank whether the kernel ended processes of its node for that meanwhile; ``None`` where it does not say.
+    ``devices``: see :class:`Ended`. ``problem``: why no rank was started.
     """
 
     exit_codes: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
-    out_of_memory: bool | None = None
+    out_of_memory: dict[int, bool | None] = field(default_factory=dict)
     devices: dict[str, list[float]] = field(default_factory=dict)
     problem: str = ""
 
@@ -157,7 +158,7 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
         # Who has which ranks is said beforehand: c10d's rendezvous would give them out by the nodes' names.
         config.min_nodes = config.max_nodes = part.nodes
         config.rdzv_backend, config.rdzv_endpoint = "static", part.endpoint
-        config.rdzv_configs = {"rank": part.node, "timeout": MEET_S}
+        config.rdzv_configs = {"rank": part.node, "timeout": math.ceil(min(MEET_S, job.limit_s))}
         config.local_addr = None
     if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between asking ranks to stop and killing them
         config.shutdown_timeout = 5
@@ -171,12 +172,15 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
         with (
             _signals_kept(),
             _quiet_agent(),
+            _leaving_at_once(),
             _watched(job, ranks, progress, seen, cut=part.cut if part else None),
             _sampled(job, ranks[0]) as devices,
         ):
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
-        exit_codes = {} if seen.cut else {rank: failure.exitcode for rank, failure in error.failures.items()}
+        exit_codes = {
+            rank: failure.exitcode for rank, failure in error.failures.items() if not seen.ours(rank, failure)
+        }
     except SignalException as error:
         stopped_by = None if seen.stopped else int(error.sigval)
     except DistError as error:
@@ -196,8 +200,8 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
     killed = None if killed_before is None else conditions.oom_kills()
     return Left(
         exit_codes=exit_codes,
-        gone=set() if seen.cut else seen.gone,
-        out_of_memory=None if killed_before is None or killed is None else killed > killed_before,
+        gone=seen.gone,
+        out_of_memory=dict.fromkeys(ranks, None if killed_before is None or killed is None else killed > killed_before),
         devices=devices,
         problem=problem,
     )
@@ -213,7 +217,7 @@ def collect(job: worker.Job, left: Left) -> Ended:
     """How a launch ended, from the files of all its ranks and what else they ``left``."""
     if left.problem:
         return Ended(outcome="crash", reason=left.problem)
-    exit_codes, gone, out_of_memory = left.exit_codes, left.gone, left.out_of_memory
+    exit_codes, gone = left.exit_codes, left.gone
     ranks = range(job.case.mesh.world_size)
     failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
     hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
@@ -234,7 +238,7 @@ def collect(job: worker.Job, left: Left) -> Ended:
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
         if first.kind == "timeout":
             reason += _others(job, first.rank)
-        if first.kind == "crash" and out_of_memory:
+        if first.kind == "crash" and left.out_of_memory.get(first.rank):
             reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
@@ -261,7 +265,7 @@ def collect(job: worker.Job, left: Left) -> Ended:
         reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
         reason += f" while {_phase(job.folder, died)}{_others(job, died)}"
         return Ended(outcome="timeout", reason=reason, detail=_sections(job, died, ""))
-    killed = code == -signal.SIGKILL
+    killed, out_of_memory = code == -signal.SIGKILL, left.out_of_memory.get(died)
     return Ended(
         outcome="oom" if killed and out_of_memory else "crash",
         reason=f"{reason}{OOM_KILLER[out_of_memory]}" if killed else reason,
@@ -337,11 +341,17 @@ def _ranks(folder: Path) -> set[int]:
 @dataclass(kw_only=True)
 class Seen:
     """``gone``: the ranks that ended first, before anybody could stop them, if they left nothing. ``stopped``: whether
-    the agent had to be. ``cut``: whether the ranks were, for those of another node."""
+    the agent had to be. ``cut``: whether the ranks were, for those of another node; ``ended`` are those that had ended
+    before."""
 
     gone: set[int] = field(default_factory=set)
     stopped: bool = False
     cut: bool = False
+    ended: set[int] = field(default_factory=set)
+
+    def ours(self, rank: int, failure: Any) -> bool:
+        """Whether a rank failed because it was killed for those of another node."""
+        return self.cut and rank not in self.ended and failure.exitcode == -signal.SIGKILL
 
 
 @contextlib.contextmanager
@@ -371,14 +381,14 @@ def _watched(
                     progress(phase)
             # Twice a second: it costs 0.3 ms of a core that may be busy, and a rank that lost a peer waits for 1 s.
             ended = set() if look % 5 else _ended(job.folder)
-            if cut is not None and not seen.cut and look % 5 == 0:
-                seen.cut = cut()
-            if seen.cut:
-                _kill_ranks(job.folder)  # again and again: some may not have been born yet
-            if ended and first_end:
+            if ended and first_end and not seen.cut:
                 first_end = False
                 # Where one of them failed, the agent may have stopped the others meanwhile.
                 seen.gone |= set() if any(_told(job.folder, rank) for rank in ended) else ended
+            if cut is not None and not seen.cut and look % 5 == 0 and cut():
+                seen.cut, seen.ended = True, ended
+            if seen.cut:
+                _kill_ranks(job.folder)  # again and again: some may not have been born yet
             if stop_at == math.inf and (seen.gone or len(ended) == len(ranks)):
                 stop_at = time.monotonic() + GRACE_S
             if time.monotonic() > stop_at:
@@ -404,6 +414,17 @@ def _watched(
     finally:
         done.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """An agent whose ranks all ended well waits for the other nodes' agents for up to 300 s, and hears no signal
+    meanwhile: it would for one whose ranks failed in their teardown. What it waits for, that its store is not taken
+    away from them, is :mod:`pytest_trainbench.nodes`' care."""
+    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+    with mock.patch.object(SimpleElasticAgent, "_exit_barrier", lambda self: None):
+        yield
 
 
 def _ended(folder: Path) -> set[int]:

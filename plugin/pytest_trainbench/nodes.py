@@ -1,7 +1,7 @@
 """Launches on several machines: one session leads, and on each other machine a process starts the ranks of its node.
 
     pytest bench_tests --nodes 2                       # on the first, which has ranks 0 to N-1
-    python -m pytest_trainbench.nodes FIRST:29400      # on each of the others
+    python -m pytest_trainbench.nodes FIRST:29600      # on each of the others
 
 All of it goes through one ``TCPStore`` of the session's, texts under keys: a task for a node, whether it is ready,
 whether the launch is cut short, and what its ranks left. The agents, and so the ranks, meet in a store of each launch's
@@ -14,9 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import json
+import math
 import os
 import platform
+import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -28,9 +32,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_trainbench.case import Case
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment, capture, differences, mismatches
-from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve
+from pytest_trainbench.hardware import Hardware, resolve
 from pytest_trainbench.launch import (
     GRACE_S,
     LOG,
@@ -44,6 +49,9 @@ from pytest_trainbench.launch import (
     run_ranks,
     start_fork_server,
 )
+from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.settings import port_number
+from pytest_trainbench.verdict import fact
 from pytest_trainbench.worker import JOB, Job
 
 LOST_S = 60.0
@@ -52,18 +60,22 @@ LOST_S = 60.0
 WAIT_S = 600.0
 """How long a node waits for a session to begin."""
 
-TURN_S = 0.05
+TURN_S = 0.1
 """Between two looks for an answer."""
 
-FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "progress-{}")
+TRACE = "trace-{}.json"
+FILES = (TRACE, "failure-{}.json", "hang-{}.txt", "progress-{}")
 """What a rank may leave."""
 
-MAY_DIFFER = {"machine", "kernel"}
-"""Of nodes of one session, besides variables of the environment, which name a node's own interfaces, say."""
+MOST_BYTES = 8 * 2**20 - 1024
+"""Of one text: a ``TCPStore`` hangs up on whoever sends 8 MiB or more."""
+
+MAY_DIFFER = {"machine", "kernel", "NCCL_IB_HCA", "NCCL_TOPO_FILE"}
+"""Of nodes of one session, besides variables that name a node's own network interfaces."""
 
 
 class Lost(Exception):
-    """A node, or the session, does not answer any more."""
+    """A node does not answer any more."""
 
 
 class Lead:
@@ -77,6 +89,7 @@ class Lead:
 
         self.nodes, self.devices, self.hardware = nodes, devices, hardware
         self.names = [socket.gethostname()]
+        self.machines: list[str] = []
         self._launches = 0
         self._heard: dict[int, tuple[bytes, float]] = {}
         try:
@@ -90,19 +103,20 @@ class Lead:
             "nodes": nodes,
             "devices": devices,
             "root": str(root),
+            "folder": str(Path.cwd()),
             "preload": preload,
             "path": list(path),
         }
         self._store.set("session", json.dumps(session))
 
-    def gather(self, environment: Environment, *, limit_s: float, progress: Callable[[str], None]) -> Environment:
-        """``environment`` of this node, and of the session's other ones, as soon as they are all here.
+    def gather(self, here: Environment, *, limit_s: float, progress: Callable[[str], None]) -> None:
+        """Wait until all nodes are there. ``here``: the environment of this one.
 
         Raises ``ValueError`` where they do not come, and where one is not as this one is.
         """
         until = time.monotonic() + limit_s
         come = f"type this on the others: {Path(sys.executable).name} -m {__name__} {self.address}"
-        machines = []
+        self.machines = [here.machine]
         for node in range(1, self.nodes):
             progress(f"waiting for node {node} of {self.nodes - 1} others; {come}")
             while not self._store.check([f"node/{node}"]):
@@ -114,49 +128,50 @@ class Lead:
             if there["problem"]:
                 raise ValueError(f"{name} cannot take part: {there['problem']}")
             found = Environment.from_json(there["environment"])
-            if unlike := _unlike(environment, found, devices=self.devices):
+            if unlike := _unlike(here, found, devices=self.devices):
                 raise ValueError(f"{name} is not as this one is: {unlike}; make them alike")
+            if self.hardware.uuids and found.machine in self.machines:
+                raise ValueError(f"{name} is the machine of node {self.machines.index(found.machine)} once more")
             self.names.append(there["name"])
-            machines.append(found.machine)
-        return dataclasses.replace(
-            environment,
-            must_match={**environment.must_match, "devices_a_node": self.devices},
-            suspects={**environment.suspects, "other_nodes": " ".join(sorted(machines))},
-        )
+            self.machines.append(found.machine)
+
+    def nodes_for(self, mesh: MeshShape) -> int:
+        """Raises ``ValueError`` for a mesh that does not take whole nodes, or more than there are."""
+        nodes, rest = divmod(max(mesh.world_size, self.devices), self.devices)
+        if nodes > self.nodes:
+            raise ValueError(f"{mesh} needs {mesh.world_size} devices, and {self.nodes * self.devices} are there")
+        if rest:
+            raise ValueError(f"{mesh} needs {mesh.world_size} devices, which are no whole nodes of {self.devices}")
+        return nodes
 
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
         """As :func:`pytest_trainbench.launch.launch`, on as many nodes as the job needs, the first being this one."""
-        world_size = job.case.mesh.world_size
-        if world_size <= self.devices:
+        others = range(1, self.nodes_for(job.case.mesh))
+        if not others:
             return launch(job, progress=progress)
         job.folder.mkdir(parents=True, exist_ok=True)
-        others = range(1, world_size // self.devices)
         self._launches += 1
-        mine = f"{self._launches}"
-        meeting = _store("localhost", 0, leads=True)
-        task = {"job": json.loads(job.write().read_text()), "nodes": len(others) + 1, "port": meeting.port}
-        for node in others:
-            self._store.set(f"task/{mine}/{node}", json.dumps(task))
-        for node in range(others.stop, self.nodes):
-            self._store.set(f"task/{mine}/{node}", json.dumps(None))
-        began = time.monotonic()
+        mine = self._launches
+        meeting = _store("localhost", 0, leads=True)  # kept until all have left
+        task = {"job": json.loads(job.write().read_text()), "nodes": others.stop, "port": meeting.port}
+        for node in range(1, self.nodes):
+            self._store.set(f"task/{mine}/{node}", json.dumps(task if node in others else None))
         try:
             progress("waiting for the other nodes")
             for node in others:
-                self._wait(f"ready/{mine}/{node}", node, began + job.limit_s)
+                self._wait(f"ready/{mine}/{node}", node, job.limit_s)
             part = Part(
                 node=0,
-                nodes=len(others) + 1,
+                nodes=others.stop,
                 ranks=range(self.devices),
                 endpoint=f"localhost:{meeting.port}",
                 cut=lambda: self._store.check([f"cut/{mine}"]) or any(map(self._silent, others)),
             )
-            here = run_ranks(job, progress=progress, part=part)
-            if _failed(job, here, part.ranks):
+            left = [run_ranks(job, progress=progress, part=part)]
+            if _failed(job, left[0], part.ranks):
                 self._store.set(f"cut/{mine}", "")
-            left = [here]
             for node in others:
-                self._wait(f"left/{mine}/{node}", node, began + job.limit_s + 2 * GRACE_S + LOST_S)
+                self._wait(f"left/{mine}/{node}", node, job.limit_s + 2 * GRACE_S)
                 left.append(self._fetch(mine, node, job.folder))
         except Lost as lost:
             return Ended(outcome="crash", reason=str(lost))
@@ -165,11 +180,16 @@ class Lead:
         return collect(job, _together(left, self.devices))
 
     def close(self) -> None:
+        """Tell the others, who look now and then, and hear it as long as this process keeps the store."""
         self._store.set("over", "")
-        time.sleep(2 * TURN_S)  # the others look that often, and hear it as long as this process keeps the store
+        until = time.monotonic() + 2.0
+        for node in range(1, len(self.names)):
+            while not self._store.check([f"bye/{node}"]) and time.monotonic() < until:
+                time.sleep(TURN_S)
 
-    def _wait(self, key: str, node: int, until: float) -> None:
+    def _wait(self, key: str, node: int, limit_s: float) -> None:
         """Raises :class:`Lost` where the node does not answer."""
+        until = time.monotonic() + limit_s
         while not self._store.check([key]):
             if self._silent(node) or time.monotonic() > until:
                 first = node * self.devices
@@ -186,56 +206,43 @@ class Lead:
             return False
         return time.monotonic() - heard > LOST_S
 
-    def _fetch(self, mine: str, node: int, folder: Path) -> Left:
+    def _fetch(self, mine: int, node: int, folder: Path) -> Left:
         left = json.loads(self._store.get(f"left/{mine}/{node}"))
         for name in left.pop("files"):
             key = f"file/{mine}/{name}"
             (folder / name).write_bytes(self._store.get(key))
             self._store.delete_key(key)
-        codes = {int(rank): code for rank, code in left.pop("exit_codes").items()}
-        return Left(**{**left, "gone": set(left["gone"])}, exit_codes=codes)
+        by_rank = {
+            name: {int(rank): value for rank, value in left.pop(name).items()}
+            for name in ("exit_codes", "out_of_memory")
+        }
+        return Left(**{**left, **by_rank, "gone": set(left["gone"])})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """This node and the others: one side of a :class:`pytest_trainbench.runner.Runner`."""
+    """This node, whose ``environment`` it is, and the others: one side of a
+    :class:`pytest_trainbench.runner.Runner`."""
 
     environment: Environment
     import_path: tuple[str, ...]
     lead: Lead
     name: str = ""
 
+    def environment_of(self, case: Case) -> Environment:
+        """On several nodes the machine is all of theirs together."""
+        nodes = self.lead.nodes_for(case.mesh)
+        if nodes == 1:
+            return self.environment
+        machines = sorted(self.lead.machines[:nodes])  # they come in any order
+        return dataclasses.replace(
+            self.environment,
+            must_match={**self.environment.must_match, "devices_a_node": self.lead.devices},
+            machine=hashlib.sha256(" ".join(machines).encode()).hexdigest()[:8] if all(machines) else "",
+        )
+
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
         return self.lead.launch(job, progress=progress)
-
-
-def _unlike(here: Environment, there: Environment, *, devices: int) -> str:
-    """What keeps two nodes from being taken for two of the same."""
-    differ = [
-        (name, mine, theirs)
-        for name, mine, theirs in differences(here, there)
-        if name not in MAY_DIFFER and not name.isupper()
-    ]
-    found = [*mismatches(here, there, devices=devices), *differ]
-    return ", ".join(f"{name} {theirs} there, {mine} here" for name, mine, theirs in found)
-
-
-def _failed(job: Job, left: Left, ranks: Sequence[int]) -> bool:
-    """Whether the others, which would wait for these ranks, may go."""
-    return bool(left.problem) or not all((job.folder / FILES[0].format(rank)).exists() for rank in ranks)
-
-
-def _together(left: Sequence[Left], devices: int) -> Left:
-    """Of all nodes, the first being 0; conditions are of as many devices each, where all know them."""
-    known = set.intersection(*(set(one.devices) for one in left))
-    killed = [one.out_of_memory for one in left]
-    return Left(
-        exit_codes={rank: code for one in left for rank, code in one.exit_codes.items()},
-        gone={rank for one in left for rank in one.gone},
-        out_of_memory=True if True in killed else None if None in killed else False,
-        devices={name: [value for one in left for value in one.devices[name][:devices]] for name in sorted(known)},
-        problem=next((one.problem for one in left if one.problem), ""),
-    )
 
 
 def _store(host: str, port: int, *, leads: bool = False, wait_s: float = 60.0) -> Any:
@@ -248,6 +255,35 @@ def _store(host: str, port: int, *, leads: bool = False, wait_s: float = 60.0) -
     return TCPStore(host, port, is_master=leads, wait_for_workers=False, timeout=limit, multi_tenant=leads)
 
 
+def _unlike(here: Environment, there: Environment, *, devices: int) -> str:
+    """What keeps two nodes from being taken for two of the same."""
+    differ = mismatches(here, there, devices=devices)
+    for name, mine, theirs in differences(here, there):
+        # Baselines that a session saved make the first node's working tree differ.
+        same_commit = name == "commit" and str(mine).partition("+")[0] == str(theirs).partition("+")[0]
+        if not (name in MAY_DIFFER or name.endswith("_IFNAME") or same_commit):
+            differ.append((name, mine, theirs))
+    return ", ".join(f"{name} is {fact(theirs)} there and {fact(mine)} here" for name, mine, theirs in differ)
+
+
+def _failed(job: Job, left: Left, ranks: Sequence[int]) -> bool:
+    """Whether the others, which would wait for these ranks, may go."""
+    return bool(left.problem) or not all((job.folder / TRACE.format(rank)).exists() for rank in ranks)
+
+
+def _together(left: Sequence[Left], devices: int) -> Left:
+    """Of all nodes, the first being 0; conditions are of as many devices each, where all know them."""
+    known = set.intersection(*(set(one.devices) for one in left))
+    return Left(
+        exit_codes={rank: code for one in left for rank, code in one.exit_codes.items()},
+        gone={rank for one in left for rank in one.gone},
+        out_of_memory={rank: killed for one in left for rank, killed in one.out_of_memory.items()},
+        devices={name: [value for one in left for value in one.devices[name][:devices]] for name in sorted(known)},
+        # The first node only knows that another did not come; that one knows why.
+        problem=next((one.problem for one in reversed(left) if one.problem), ""),
+    )
+
+
 # The other nodes
 
 
@@ -257,92 +293,115 @@ class Follower:
     def __init__(self, host: str, port: int, *, wait_s: float) -> None:
         """Raises ``DistError`` where there is no session within ``wait_s``."""
         self.host, self.port = host, port
+        self.node = 0
         self._store = _store(host, port, wait_s=wait_s)
         self.session: Mapping[str, Any] = json.loads(self._store.get("session"))
-        self.node = self._store.add("nodes", 1)
         self._uuids: tuple[str, ...] = ()
+        self._task = 0
+        self._cut = -1
+        """The last task that the session, or another node, has cut short."""
+        self._heard = time.monotonic()
 
     def join(self) -> str:
         """Say what this node is; why it cannot take part, or nothing."""
-        session, problem, environment = self.session, "", None
+        problem, environment = "", None
         try:
-            problem = self._unfit()
-            sys.path[:0] = [entry for entry in session["path"] if entry not in sys.path]
-            start_fork_server(session["preload"])
-            hardware = resolve(session["hardware"], find(session["hardware"]))
-            if hardware.kind != "cpu" and hardware.count < session["devices"]:
-                problem = problem or f"it has {hardware.count} devices, and {session['devices']} a node are asked for"
-            self._uuids = hardware.uuids
-            environment = capture(hardware, Path(session["root"])).to_json()
-        except HardwareNotFound as error:
-            problem = problem or str(error)
+            environment = self._prepare().to_json()
+        except Exception as error:  # whatever it is, the session must hear of it
+            problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        self.node = self._store.add("nodes", 1)
+        if self.node >= self.session["nodes"]:
+            return f"the session has its {self.session['nodes']} nodes already"
         about = {"name": platform.node(), "problem": problem, "environment": environment}
         self._store.set(f"node/{self.node}", json.dumps(about))
         threading.Thread(target=self._beat, name="trainbench-beat", daemon=True).start()
         return problem
 
-    def _unfit(self) -> str:
-        mine = version("pytest-trainbench")
-        if self.node >= self.session["nodes"]:
-            return f"the session has its {self.session['nodes']} nodes already"
-        if mine != self.session["plugin"]:
-            return f"it has pytest-trainbench {mine}, and the session {self.session['plugin']}"
-        return ""
+    def _prepare(self) -> Environment:
+        """Raises what keeps this node from taking part."""
+        session, mine = self.session, version("pytest-trainbench")
+        if mine != session["plugin"]:
+            raise ValueError(f"it has pytest-trainbench {mine}, and the session {session['plugin']}")
+        os.chdir(session["folder"])
+        sys.path[:0] = [entry for entry in session["path"] if entry not in sys.path]
+        hardware = resolve(session["hardware"], find(session["hardware"]))
+        if hardware.kind != "cpu" and hardware.count < session["devices"]:
+            raise ValueError(f"it has {hardware.count} devices, and {session['devices']} a node are asked for")
+        start_fork_server(session["preload"])
+        self._uuids = hardware.uuids
+        return capture(hardware, Path(session["root"]))
 
     def follow(self, folder: Path) -> None:
         """Do what comes until the session is over. Raises ``DistError`` where it is gone without a word."""
-        number = 1
         while True:
-            task = f"task/{number}/{self.node}"
+            self._task += 1
+            task = f"task/{self._task}/{self.node}"
             while not self._store.check([task]):
                 if self._store.check(["over"]):
+                    self._store.set(f"bye/{self.node}", "")
                     return
                 time.sleep(TURN_S)
-            if found := json.loads(self._store.get(task)):
+            found = json.loads(self._store.get(task))
+            # One that is cut already came while this node was thought to be lost.
+            if found and not self._store.check([f"cut/{self._task}"]):
                 # The agents know each other by it, too.
-                self._take_part(number, found, folder / Path(found["job"]["folder"]).name)
-            number += 1
+                mine = folder / Path(found["job"]["folder"]).name
+                mine.mkdir()
+                self._take_part(found, mine)
+                shutil.rmtree(mine, ignore_errors=True)
 
-    def _take_part(self, number: int, task: Mapping[str, Any], folder: Path) -> None:
-        folder.mkdir()
-        (folder / JOB).write_text(json.dumps(task["job"]), encoding="utf-8")
-        job = dataclasses.replace(Job.read(folder / JOB), folder=folder, device_uuids=self._uuids)
-        first = self.node * self.session["devices"]
-        part = Part(
-            node=self.node,
-            nodes=task["nodes"],
-            ranks=range(first, first + self.session["devices"]),
-            endpoint=f"{self.host}:{task['port']}",
-            cut=lambda: self._cut(number),
-        )
-        self._store.set(f"ready/{number}/{self.node}", "")
-        left = run_ranks(job, part=part)
-        if _failed(job, left, part.ranks):
+    def _take_part(self, task: Mapping[str, Any], folder: Path) -> None:
+        devices, number = self.session["devices"], self._task
+        ranks = range(self.node * devices, (self.node + 1) * devices)
+        files: dict[str, str] = {}
+        try:
+            (folder / JOB).write_text(json.dumps(task["job"]), encoding="utf-8")
+            job = dataclasses.replace(Job.read(folder / JOB), folder=folder, device_uuids=self._uuids)
+            part = Part(
+                node=self.node,
+                nodes=task["nodes"],
+                ranks=ranks,
+                endpoint=f"{self.host}:{task['port']}",
+                cut=lambda: self._cut == number or time.monotonic() - self._heard > LOST_S,
+            )
+            self._store.set(f"ready/{number}/{self.node}", "")
+            left = run_ranks(job, part=part)
+            if _failed(job, left, ranks):
+                self._store.set(f"cut/{number}", "")
+            files = _files(job, ranks)
+        except Exception as error:  # of a full disk, say: of the next launch nobody knows
+            left = Left(problem=f"node {self.node} ({platform.node()}): {type(error).__name__}: {error}")
             self._store.set(f"cut/{number}", "")
-        names = []
-        for local, rank in enumerate(part.ranks):
-            log = "\n".join(log_of(job, local)[-LOG_LINES:])
-            (folder / LOG.format(rank)).write_text(log, encoding="utf-8")
-            for name in (*(name.format(rank) for name in FILES), LOG.format(rank)):
-                if (folder / name).exists():
-                    self._store.set(f"file/{number}/{name}", (folder / name).read_text(errors="replace"))
-                    names.append(name)
-        facts = {**vars(left), "gone": sorted(left.gone), "files": names}
+        for name, text in files.items():
+            self._store.set(f"file/{number}/{name}", text)
+        facts = {**vars(left), "gone": sorted(left.gone), "files": list(files)}
         self._store.set(f"left/{number}/{self.node}", json.dumps(facts))
 
-    def _cut(self, number: int) -> bool:
-        try:
-            return bool(self._store.check([f"cut/{number}"]))
-        except RuntimeError:  # the session is gone
-            return True
-
     def _beat(self) -> None:
-        """By a connection of its own: others may wait on theirs."""
-        with contextlib.suppress(RuntimeError):
+        """Say that this node is there, and hear of what is cut: by a connection and in a thread of its own, which a
+        session's host that vanished leaves without an answer."""
+        with contextlib.suppress(RuntimeError):  # the session is gone, or the interpreter is about to be
             store = _store(self.host, self.port)
             while True:
                 store.set(f"beat/{self.node}", str(time.monotonic()))
-                time.sleep(1.0)
+                task = self._task
+                if store.check([f"cut/{task}"]):
+                    self._cut = task
+                self._heard = time.monotonic()
+                time.sleep(0.5)
+        self._heard = -math.inf
+
+
+def _files(job: Job, ranks: Sequence[int]) -> dict[str, str]:
+    """What the ranks of this node left, and the ends of their logs. Raises ``ValueError`` for more than can be sent."""
+    found: dict[str, str] = {}
+    for local, rank in enumerate(ranks):
+        paths = [path for name in FILES if (path := job.folder / name.format(rank)).exists()]
+        found |= {path.name: path.read_text(errors="replace") for path in paths}
+        found[LOG.format(rank)] = "\n".join(log_of(job, local)[-LOG_LINES:])
+    if large := [name for name, text in found.items() if len(text.encode()) > MOST_BYTES]:
+        raise ValueError(f"{large[0]} has more than {MOST_BYTES:,} bytes and cannot be sent")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -356,23 +415,32 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     )
     given = parser.parse_args(arguments)
     host, _, port = given.session.rpartition(":")
-    if not host or not port.isdecimal():
-        parser.error(f"{given.session!r} is no HOST:PORT, such as node-0:29400")
     try:
-        node = Follower(host, int(port), wait_s=given.wait)
+        number = port_number(port)
+    except ValueError:
+        host = ""
+    if not host:
+        parser.error(f"{given.session!r} is no HOST:PORT, such as node-0:29600")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C does: leaves no files
+    try:
+        node = Follower(host, number, wait_s=given.wait)
     except DistError:
-        sys.exit(f"no session answered at {given.session} within {given.wait:g} s: start pytest there with --nodes")
-    print(f"trainbench: node {node.node} of the session at {given.session}", flush=True)
+        _end(f"no session answered at {given.session} within {given.wait:g} s: start pytest there with --nodes", code=1)
     if problem := node.join():
-        sys.exit(f"trainbench: this node cannot take part: {problem}")
-    with tempfile.TemporaryDirectory(prefix="trainbench-") as folder:
-        try:
+        _end(f"this node cannot take part: {problem}", code=1)
+    print(f"trainbench: node {node.node} of the session at {given.session}", flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="trainbench-") as folder:
             node.follow(Path(folder))
-        except DistError as error:
-            sys.exit(f"trainbench: the session at {given.session} is gone: {str(error).splitlines()[0]}")
-    print("trainbench: the session is over", flush=True)
-    # Not a plain exit: the thread that says that this node is there may be in the middle of it.
-    os._exit(0)
+    except DistError as error:
+        _end(f"the session at {given.session} is gone: {str(error).splitlines()[0]}", code=1)
+    _end("the session is over", code=0)
+
+
+def _end(words: str, *, code: int) -> NoReturn:
+    """Not a plain exit: the thread that says that this node is there may be in the middle of it."""
+    print(f"trainbench: {words}", flush=True)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ class Session:
             )
             self.until_end.callback(lead.close)
             reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-            here["environment"] = lead.gather(
+            lead.gather(
                 here["environment"],
                 limit_s=self.settings.launch_timeout,
                 progress=(lambda text: reporter.write_line(f"trainbench: {text}")) if reporter else lambda _: None,
@@ -242,7 +242,8 @@ class Session:
     def turned(self, record: Record) -> Turned | None:
         """Since when a row is red that is red now."""
         earlier, _ = self.earlier
-        return turned(earlier, record.case.id, Environment.from_json(record.environment))
+        now = self._runner.now.environment if self._runner else Environment.from_json(record.environment)
+        return turned(earlier, record.case.id, now)
 
     @cached_property
     def trend(self) -> list[str]:
@@ -413,6 +414,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     _ = ours.hardware
     ours.check_places()
+    if session.testsfailed and not session.config.option.continue_on_collection_errors:
+        return  # pytest is about to say what it could not collect
     ours.begin()
 
 

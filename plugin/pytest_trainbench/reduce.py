@@ -104,15 +104,14 @@ def reduce(
 def _conditions(traces: Sequence[Trace], devices: conditions.Conditions) -> dict[str, list[float]]:
     """What the launch ran under, of the devices that its ranks keep busy."""
     used = sum(trace.devices for trace in traces)
-    found = conditions.hosts([[trace.host for trace in traces if trace.node == node] for node in _nodes(traces)])
+    nodes: dict[int, list[dict[str, float]]] = defaultdict(list)
+    for trace in traces:
+        nodes[trace.node].append(trace.host)
+    found = conditions.hosts([nodes[node] for node in sorted(nodes)])
     found |= {name: list(values[:used]) for name, values in devices.items()}
     if all("compute_ms" in trace.parts for trace in traces):
         found["rank_compute_ms"] = [trace.parts["compute_ms"] for trace in traces]
     return found
-
-
-def _nodes(traces: Sequence[Trace]) -> list[int]:
-    return sorted({trace.node for trace in traces})
 
 
 def loss_deviation(losses: Sequence[float], reference: Sequence[float], since: int = 1) -> float | None:

@@ -72,13 +72,15 @@ class Reference:
 
 class Side(Protocol):
     """Where launches are started: ``name`` says which side of a comparison that is, ``import_path`` lets ranks import
-    what this process can."""
+    what this process can. A case may have an environment of its own: where it takes several machines."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def environment(self) -> Environment: ...
+
+    def environment_of(self, case: Case) -> Environment: ...
 
     @property
     def import_path(self) -> tuple[str, ...]: ...
@@ -93,6 +95,9 @@ class Here:
     environment: Environment
     import_path: tuple[str, ...]
     name: str = ""
+
+    def environment_of(self, case: Case) -> Environment:
+        return self.environment
 
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
         return launch(job, progress=progress)
@@ -278,15 +283,16 @@ class Runner:
         return abba(mine, self._launches(self.before, case, **how))
 
     def _verdict(self, record: Record, stored: Record | None, gates: Gates) -> Verdict:
-        then = self.now.environment if stored is None else Environment.from_json(stored.environment)
+        now = Environment.from_json(record.environment)
+        then = now if stored is None else Environment.from_json(stored.environment)
         # One rank may keep several devices busy (nn.DataParallel).
         devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
         return judge(
             record,
             stored,
             against=self.before.name if self.before else "",
-            must_match=mismatches(then, self.now.environment, devices=devices),
-            suspects=differences(then, self.now.environment),
+            must_match=mismatches(then, now, devices=devices),
+            suspects=differences(then, now),
             policy=dataclasses.replace(self.policy, gates=gates),
             priors=self.priors(record if stored is None else stored),
         )
@@ -366,7 +372,7 @@ class Runner:
             hardware=self.hardware.id,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             launches=tuple(launch for launch, _ in launches),
-            environment=side.environment.to_json(),
+            environment=side.environment_of(case).to_json(),
             plugin_version=version("pytest-trainbench"),
         )
 

@@ -24,6 +24,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def port_number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text, flags=re.ASCII) or not 0 < int(text) < 2**16:
+        raise ValueError("it must be a port, 1 to 65535")
+    return int(text)
+
+
 def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text, flags=re.ASCII):
         raise ValueError("it must be a whole number, 0 or more")
@@ -171,9 +177,9 @@ OPTIONS: dict[str, Option] = {
         metavar="N",
     ),
     "node_port": Option(
-        help="where the other nodes find this one (default: 29400)",
-        default=29400,
-        parse=_count,
+        help="where the other nodes find this one (default: 29600)",
+        default=29600,
+        parse=port_number,
         metavar="PORT",
     ),
     "memory_cap": Option(

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from pytest_trainbench.against import Checkout, Other, import_path
+from pytest_trainbench.case import Case
 from pytest_trainbench.environment import Environment, capture
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import GRACE_S, LOG_LINES, Ended, launch, read_traces, start_fork_server
@@ -74,6 +75,9 @@ class SideProcess:
             self._ready()
         assert self._environment is not None
         return self._environment
+
+    def environment_of(self, case: Case) -> Environment:
+        return self.environment
 
     def launch(self, job: Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
         """As :func:`pytest_trainbench.launch.launch`, over there."""
