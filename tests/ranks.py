@@ -19,8 +19,9 @@ from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
 
-TURN = FileLock(Path(tempfile.gettempdir()) / "pytest-trainbench-ranks.lock")
-"""Ranks of one launch fill the cores: where tests run on several processes, two launches would slow each other."""
+TURN = FileLock(Path(tempfile.gettempdir()) / "pytest-trainbench-ranks.lock", poll_interval=0.005)
+"""Ranks of one launch fill the cores: where tests run on several processes, two launches would slow each other. Looked
+at often enough to be had between two tests of another process, which would otherwise keep it for minutes."""
 
 NO_FP16 = "Type fp16 is not supported on your device."
 """DeepSpeed's word on CPUs without fp16 instructions."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def _fork_server() -> None:
     launching.start_fork_server("torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter")
 
 
-def run(
+def job(
     folder: Path,
     *,
     ranks: int = 2,
@@ -42,9 +43,9 @@ def run(
     delay_ms: float = 0.0,
     reference: tuple[int, float] | None = None,
     **params: object,
-) -> Ended:
+) -> Job:
     case = Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params, memory_cap_gb=cap_gb)
-    job = Job(
+    return Job(
         case=case,
         device_kind="cpu",
         folder=folder / "job",
@@ -56,8 +57,12 @@ def run(
         reference_steps=reference and reference[0],
         step_limit_s=reference and reference[1],
     )
+
+
+def run(folder: Path, **how: Any) -> Ended:
+    """The launch of such a :func:`job`."""
     with TURN:
-        return launch(job)
+        return launch(job(folder, **how))
 
 
 def alive(folder: Path) -> list[int]:
@@ -317,20 +322,21 @@ def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) 
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {HERE!r})\n"
         "if __name__ == '__main__':\n"
-        "    from test_launch import run\n"
-        f"    run(Path({str(tmp_path)!r}), fault='hang', limit_s=200)\n"
+        "    from test_launch import job, launch\n"
+        f"    launch(job(Path({str(tmp_path)!r}), fault='hang', limit_s=200))\n"
     )
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 60
-        started = tmp_path / "job" / "progress-1"
-        while not (started.exists() and "building" in started.read_text()) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert len(alive(tmp_path)) == 2
-        os.kill(parent.pid, getattr(signal, name))
-        parent.wait(timeout=60)
-    finally:
-        parent.kill()
+    with TURN:
+        parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            until = time.monotonic() + 60
+            started = tmp_path / "job" / "progress-1"
+            while not (started.exists() and "building" in started.read_text()) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert len(alive(tmp_path)) == 2
+            os.kill(parent.pid, getattr(signal, name))
+            parent.wait(timeout=60)
+        finally:
+            parent.kill()
     assert wait_until_gone(tmp_path) == []
     assert parent.returncode != 0
 
@@ -375,15 +381,16 @@ def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_
         f"sys.path.insert(0, {HERE!r})\n"
         "if __name__ == '__main__':\n"
         "    from pytest_trainbench import launch\n"
-        "    from test_launch import run\n"
+        "    from test_launch import job\n"
         "    launch.GRACE_S = 1\n"
         "    launch.start_fork_server('hangs_on_import')\n"
-        f"    ended = run(Path({str(tmp_path)!r}) / 'a', limit_s=2)\n"
+        f"    ended = launch.launch(job(Path({str(tmp_path)!r}) / 'a', limit_s=2))\n"
         "    print(ended.outcome, ended.reason, ended.detail, sep='|')\n"
-        f"    print(run(Path({str(tmp_path)!r}) / 'b').outcome)\n"
+        f"    print(launch.launch(job(Path({str(tmp_path)!r}) / 'b')).outcome)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    with TURN:
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     first, second, third = done.stdout.splitlines()
     assert first.startswith(
         "timeout|rank 0, 1 did not finish within 2 s: it was starting|it was never started: the fork server"

@@ -52,9 +52,9 @@ class Session:
         self.other = other_node(self.lead.address, self.log)
         self.launches = 0
 
-    def run(self, *, ranks: int = 2, limit_s: float = 60.0, **params: object) -> Ended:
+    def job(self, *, ranks: int = 2, limit_s: float = 60.0, **params: object) -> Job:
         self.launches += 1
-        job = Job(
+        return Job(
             case=Case(builder="steps:linear", mesh=MeshShape(dp=ranks), params=params),
             device_kind="cpu",
             folder=self.folder / f"job-{self.launches}",
@@ -63,8 +63,10 @@ class Session:
             plan=Plan(warmup=4, min_steps=10, max_steps=10),
             import_path=(HERE,),
         )
+
+    def run(self, **how: Any) -> Ended:
         with TURN:
-            return self.lead.launch(job, progress=lambda _: None)
+            return self.lead.launch(self.job(**how), progress=lambda _: None)
 
     def end(self) -> int:
         """What the other node exits with."""
@@ -195,18 +197,18 @@ def test_a_session_that_is_gone_leaves_nothing_running(tmp_path: Path) -> None:
         "    session = test_nodes.Session(Path(sys.argv[2]))\n"
         "    session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)\n"
         "    print(session.other.pid, flush=True)\n"
-        "    session.run(slow_ms=1000.0, limit_s=600)\n"
+        "    session.lead.launch(session.job(slow_ms=1000.0, limit_s=600), progress=lambda _: None)\n"
     )
     (tmp_path / "leads.py").write_text(script)
     command = [sys.executable, str(tmp_path / "leads.py"), HERE, str(tmp_path)]
-    leads = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert leads.stdout is not None
-    other = int(leads.stdout.readline())
-    wait_for(lambda: (tmp_path / "job-1" / "progress-0").exists())
-    wait_for(lambda: "timing" in (tmp_path / "job-1" / "progress-0").read_text() or None)
-    leads.kill()
-    leads.wait()
-    wait_for(lambda: gone(other))
+    progress = tmp_path / "job-1" / "progress-0"
+    with TURN, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as leads:
+        assert leads.stdout is not None
+        other = int(leads.stdout.readline())
+        wait_for(lambda: progress.exists() and "timing" in progress.read_text())
+        leads.kill()
+        leads.wait()
+        wait_for(lambda: gone(other))
     assert "is gone" in (tmp_path / "node.log").read_text()
 
 
