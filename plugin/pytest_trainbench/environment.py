@@ -82,7 +82,7 @@ class Environment:
 
     must_match:
         ``device``, ``link`` (between the devices: ``NVLink ×18 all to all``, ``PCIe SYS``, ``none``) and
-        ``power_cap_w``, all of the slowest device or pair; of a session on several nodes also ``devices_a_node``.
+        ``power_cap_w``, all of the slowest device or pair; of a case on several nodes also ``devices_a_node``.
         Records that differ here do not compare.
     suspects:
         What may differ, and is shown when a number moved.
