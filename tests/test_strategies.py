@@ -13,6 +13,7 @@ from ranks import launched, start
 
 from bench_tests.models import MODELS, find_model
 from bench_tests.strategies import STRATEGIES
+from bench_tests.strategies.recipe import Recipe
 from bench_tests.strategies.units import sizes, unite
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
@@ -154,6 +155,30 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
 def test_a_strategy_that_does_not_accumulate_says_so(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="strategy 'ddp' takes one micro-batch a step, not 2"):
         train(tmp_path / "job", strategy="ddp", precision="fp32", micro_batches=2)
+
+
+def test_a_strategy_that_has_no_warm_up_says_so(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="strategy 'ddp' has one learning rate, and no warm-up of 2 steps"):
+        train(tmp_path / "job", strategy="ddp", precision="fp32", warmup_steps=2)
+
+
+def test_a_rate_rises_evenly_until_the_last_step_of_its_warm_up() -> None:
+    recipe = Recipe(precision="fp32", learning_rate=8.0, device=torch.device("cpu"), warmup_steps=4)
+    optimizer = recipe.adamw([torch.zeros(1, requires_grad=True)])
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+    assert rates == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
+
+
+def test_a_warm_up_is_the_same_under_zero(references: dict[str, Launch], tmp_path: Path) -> None:
+    rising: dict[str, Any] = {"precision": "fp32", "warmup_steps": 4}
+    whole = train(tmp_path / "whole", dp=1, strategy="reference", micro_batches=2, **rising)
+    one = train(tmp_path / "job", strategy="zero1", **rising)
+    assert (one.outcome, one.reason) == ("ok", None)
+    assert loss_fault(one.losses, whole.losses, tolerance=0.001) is None
+    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.01) is not None
 
 
 def test_a_learning_rate_of_the_case_replaces_the_models(references: dict[str, Launch], tmp_path: Path) -> None:

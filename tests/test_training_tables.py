@@ -127,9 +127,11 @@ def test_a_format_that_does_not_fit_says_so_and_is_no_measure_of_another() -> No
 def scaled(
     devices: int, micro_batches: int, samples_per_s: float, losses: Sequence[float] = (10.0, 9.0), **params: Any
 ) -> Record:
-    """One launch whose steps take as long as the samples say."""
-    rate = micro_batches * devices * 1e-6
-    params = {**LARGE, "micro_batches": micro_batches, "learning_rate": rate, **params}
+    """One launch whose steps take as long as the samples say. Where the batch is that of several devices, the rate
+    rises until then."""
+    batch = micro_batches * devices
+    rising = {"warmup_steps": batch // 24} if batch > 24 else {}
+    params = {**LARGE, "micro_batches": micro_batches, "learning_rate": batch * 1e-6, **rising, **params}
     step_ms = 64 * micro_batches * devices / samples_per_s * 1000
     one = Launch(step_ms=[step_ms], losses=list(losses), metrics={"step_ms": step_ms, "samples_per_s": samples_per_s})
     return record(one, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))

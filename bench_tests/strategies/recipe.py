@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LinearLR
 
 PRECISIONS = {
     "fp32": torch.float32,
@@ -35,12 +36,14 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`. The optimizer must know whether
-    its steps will be ``recorded`` (see :mod:`bench_tests.strategies.recorded`)."""
+    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`. ``learning_rate`` is that of step
+    ``warmup_steps`` and all later ones; until then it rises linearly. The optimizer must know whether its steps will be
+    ``recorded`` (see :mod:`bench_tests.strategies.recorded`)."""
 
     precision: str
     learning_rate: float
     device: torch.device
+    warmup_steps: int = 1
     recorded: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +66,11 @@ class Recipe:
         return {**options, "capturable": True} if self.recorded else options
 
     def adamw(self, parameters: Iterable[Tensor]) -> AdamW:
-        return AdamW(parameters, **self.adamw_options)
+        optimizer = AdamW(parameters, **self.adamw_options)
+        if self.warmup_steps > 1:
+            rising = LinearLR(optimizer, start_factor=1 / self.warmup_steps, total_iters=self.warmup_steps - 1)
+            optimizer.register_step_post_hook(lambda *_: rising.step())
+        return optimizer
 
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.dtype) if self.mixed else nullcontext()

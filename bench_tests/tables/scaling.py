@@ -144,7 +144,7 @@ def loss_of_frequencies(vocabulary: int) -> float:
 def _series(records: Sequence[Record]) -> list[Series]:
     """Weak: what a device does is the same; the learning rate follows the global batch. Strong: the global batch is."""
     steps = [record for record in trained(records, strategies=("zero1",)) if "learning_rate" in record.case.params]
-    weak = _grouped(steps, lambda record: {**record.case.params, "learning_rate": None})
+    weak = _grouped(steps, lambda record: {**record.case.params, "learning_rate": None, "warmup_steps": None})
     strong = _grouped(steps, lambda record: {**record.case.params, "micro_batches": _global_batch(record)})
     found = [Series("weak", group) for group in weak] + [Series("strong", group) for group in strong]
     return sorted(found, key=lambda series: list(MODELS).index(series.model))
