@@ -75,3 +75,15 @@ def test_what_is_no_mesh_is_named_with_the_known_axes(text: str) -> None:
     message = f"{text!r} is no mesh: expected parts such as dp2-tp2, of dp, tp, pp, cp, ep"
     with pytest.raises(ValueError, match=re.escape(message)):
         MeshShape.parse(text)
+
+
+@pytest.mark.parametrize(("ranks", "devices", "nodes"), [(1, 8, 1), (6, 8, 1), (8, 8, 1), (16, 8, 2), (3, 1, 3)])
+def test_it_takes_a_part_of_one_node_or_whole_ones(ranks: int, devices: int, nodes: int) -> None:
+    assert MeshShape(dp=ranks).nodes(devices) == nodes
+
+
+def test_a_mesh_that_would_leave_a_part_of_its_last_node_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"^dp6-tp2 needs 12 devices, which are no whole nodes of 8$"
+    ):
+        MeshShape(dp=6, tp=2).nodes(8)

@@ -293,12 +293,18 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _machine(uuids: tuple[str, ...], etc: Path) -> str:
-    identity = " ".join(sorted(uuids))
-    if not identity:
-        with suppress(OSError):
-            identity = (etc / "machine-id").read_text(encoding="utf-8").strip()
+    if uuids:
+        return digest(uuids)
+    identity = ""
+    with suppress(OSError):
+        identity = (etc / "machine-id").read_text(encoding="utf-8").strip()
     if identity in ("", "uninitialized"):  # as in images of containers, and of machines that have not started yet
         identity = platform.node()
         if identity.partition(".")[0] == "localhost":
             return ""
-    return hashlib.sha256(identity.encode()).hexdigest()[:8] if identity else ""
+    return digest([identity]) if identity else ""
+
+
+def digest(names: Iterable[str]) -> str:
+    """Eight hex digits that are those of the same names in any order, and do not tell them."""
+    return hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]

@@ -189,7 +189,7 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
         problem = f"the nodes did not meet at {part.endpoint}: {_short(str(error))}"
     except (EOFError, OSError):
         # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
-        if not any(_size(job.folder / f"hang-{rank}.txt") for rank in ranks):
+        if not any(_size(job.folder / worker.STACKS.format(rank)) for rank in ranks):
             raise
     finally:
         _kill_ranks(job.folder)
@@ -209,7 +209,7 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
 
 def read_traces(job: worker.Job) -> tuple[Trace, ...]:
     """Of all ranks of a launch that went well, in rank order."""
-    paths = (job.folder / f"trace-{rank}.json" for rank in range(job.case.mesh.world_size))
+    paths = (job.folder / worker.TRACE.format(rank) for rank in range(job.case.mesh.world_size))
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
@@ -219,9 +219,11 @@ def collect(job: worker.Job, left: Left) -> Ended:
         return Ended(outcome="crash", reason=left.problem)
     exit_codes, gone = left.exit_codes, left.gone
     ranks = range(job.case.mesh.world_size)
-    failures = [worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob("failure-*.json"))]
-    hung = [rank for rank in ranks if _size(job.folder / f"hang-{rank}.txt")]
-    traces = [job.folder / f"trace-{rank}.json" for rank in ranks]
+    failures = [
+        worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob(worker.FAILURE.format("*")))
+    ]
+    hung = [rank for rank in ranks if _size(job.folder / worker.STACKS.format(rank))]
+    traces = [job.folder / worker.TRACE.format(rank) for rank in ranks]
     if not failures and not hung and all(map(_size, traces)):
         return Ended(traces=read_traces(job), devices=left.devices)
 
@@ -242,7 +244,7 @@ def collect(job: worker.Job, left: Left) -> Ended:
             reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
     if hung:
-        stacks = (job.folder / f"hang-{hung[0]}.txt").read_text()
+        stacks = (job.folder / worker.STACKS.format(hung[0])).read_text()
         reason = f"rank {', '.join(map(str, hung))} did not finish"
         if job.step_limit_s is None:
             reason += f" within {job.limit_s:g} s: it was {_phase(job.folder, hung[0])}"
@@ -307,7 +309,7 @@ def _size(path: Path) -> int:
 
 
 def _phase(folder: Path, rank: int) -> str:
-    path = folder / f"progress-{rank}"
+    path = folder / worker.PROGRESS.format(rank)
     return path.read_text() if _size(path) else "starting"
 
 
@@ -398,8 +400,8 @@ def _watched(
                 return
             if time.monotonic() > deadline:
                 for rank in ranks:
-                    stacks = job.folder / f"hang-{rank}.txt"
-                    if not _size(stacks) and not _size(job.folder / f"trace-{rank}.json"):
+                    stacks = job.folder / worker.STACKS.format(rank)
+                    if not _size(stacks) and not _size(job.folder / worker.TRACE.format(rank)):
                         began = (job.folder / f"pid-{rank}").exists()
                         with contextlib.suppress(OSError):  # of a full disk, say
                             stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
@@ -444,7 +446,7 @@ def _ended(folder: Path) -> set[int]:
 
 def _told(folder: Path, rank: int) -> bool:
     """Whether a rank left anything: what it measured, or why it could not."""
-    return any(_size(folder / name) for name in (f"trace-{rank}.json", f"failure-{rank}.json", f"hang-{rank}.txt"))
+    return any(_size(folder / name.format(rank)) for name in (worker.TRACE, worker.FAILURE, worker.STACKS))
 
 
 @contextlib.contextmanager

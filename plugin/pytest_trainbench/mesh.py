@@ -42,6 +42,12 @@ class MeshShape:
     def world_size(self) -> int:
         return math.prod(getattr(self, axis) for axis in AXES)
 
+    def nodes(self, devices: int) -> int:
+        """How many machines of so many devices each it takes. Raises ``ValueError`` where the last is not full."""
+        if self.world_size > devices and self.world_size % devices:
+            raise ValueError(f"{self} needs {self.world_size} devices, which are no whole nodes of {devices}")
+        return math.ceil(self.world_size / devices)
+
     @property
     def axes(self) -> dict[str, int]:
         """Axes that a rank builds, outermost first: those above 1, and always ``dp``."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -34,7 +33,7 @@ from typing import Any, NoReturn
 
 from pytest_trainbench.case import Case
 from pytest_trainbench.detect import find
-from pytest_trainbench.environment import Environment, capture, differences, mismatches
+from pytest_trainbench.environment import Environment, capture, differences, digest, mismatches
 from pytest_trainbench.hardware import Hardware, resolve
 from pytest_trainbench.launch import (
     GRACE_S,
@@ -52,7 +51,7 @@ from pytest_trainbench.launch import (
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.settings import port_number
 from pytest_trainbench.verdict import fact
-from pytest_trainbench.worker import JOB, Job
+from pytest_trainbench.worker import FILES, JOB, TRACE, Job
 
 LOST_S = 60.0
 """How long a node that says nothing is waited for. It says every second that it is there."""
@@ -62,10 +61,6 @@ WAIT_S = 600.0
 
 TURN_S = 0.1
 """Between two looks for an answer."""
-
-TRACE = "trace-{}.json"
-FILES = (TRACE, "failure-{}.json", "hang-{}.txt", "progress-{}")
-"""What a rank may leave."""
 
 MOST_BYTES = 8 * 2**20 - 1024
 """Of one text: a ``TCPStore`` hangs up on whoever sends 8 MiB or more."""
@@ -137,11 +132,9 @@ class Lead:
 
     def nodes_for(self, mesh: MeshShape) -> int:
         """Raises ``ValueError`` for a mesh that does not take whole nodes, or more than there are."""
-        nodes, rest = divmod(max(mesh.world_size, self.devices), self.devices)
+        nodes = mesh.nodes(self.devices)
         if nodes > self.nodes:
             raise ValueError(f"{mesh} needs {mesh.world_size} devices, and {self.nodes * self.devices} are there")
-        if rest:
-            raise ValueError(f"{mesh} needs {mesh.world_size} devices, which are no whole nodes of {self.devices}")
         return nodes
 
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
@@ -234,11 +227,11 @@ class Cluster:
         nodes = self.lead.nodes_for(case.mesh)
         if nodes == 1:
             return self.environment
-        machines = sorted(self.lead.machines[:nodes])  # they come in any order
+        machines = self.lead.machines[:nodes]
         return dataclasses.replace(
             self.environment,
             must_match={**self.environment.must_match, "devices_a_node": self.lead.devices},
-            machine=hashlib.sha256(" ".join(machines).encode()).hexdigest()[:8] if all(machines) else "",
+            machine=digest(machines) if all(machines) else "",
         )
 
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:

@@ -459,8 +459,10 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
         raise FAILED(str(error), pytrace=False) from None
     if shape.world_size > session.available:
         pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
-    if shape.world_size > session.devices_a_node and shape.world_size % session.devices_a_node:
-        pytest.skip(f"needs {shape.world_size} devices, which are no whole nodes of {session.devices_a_node}")
+    try:
+        shape.nodes(session.devices_a_node)
+    except ValueError as error:
+        pytest.skip(str(error))
     return shape
 
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 JOB = "job.json"
 """File of a job in its folder."""
 
+TRACE, FAILURE, STACKS, PROGRESS = FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "progress-{}")
+"""Files that a rank may leave there: what it measured, why it could not, where its threads hung, what it does."""
+
 LINGER_S = 5.0
 """How long a rank may take to end by itself once all have written their traces."""
 
@@ -152,8 +155,8 @@ def main(job_path: str) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
-    phases = Phases(job.folder / f"progress-{rank}")
-    with (job.folder / f"hang-{rank}.txt").open("w") as stacks:
+    phases = Phases(job.folder / PROGRESS.format(rank))
+    with (job.folder / STACKS.format(rank)).open("w") as stacks:
         ends_at = time.monotonic() + job.limit_s
 
         def wind() -> None:
@@ -182,7 +185,7 @@ def main(job_path: str) -> None:
                 at=time.time(),
                 traceback=text,
             )
-            _write(job.folder / f"failure-{rank}.json", asdict(failure))
+            _write(job.folder / FAILURE.format(rank), asdict(failure))
             if failure.lost_peer:
                 # The agent reports the first rank that it sees gone: let that be the culprit.
                 time.sleep(1)
@@ -302,7 +305,7 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )
-    _write(job.folder / f"trace-{rank}.json", trace.to_json())
+    _write(job.folder / TRACE.format(rank), trace.to_json())
     dist.barrier()
     measured.set()
     if step.eager_steps:
