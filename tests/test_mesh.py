@@ -83,7 +83,5 @@ def test_it_takes_a_part_of_one_node_or_whole_ones(ranks: int, devices: int, nod
 
 
 def test_a_mesh_that_would_leave_a_part_of_its_last_node_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^dp6-tp2 needs 12 devices, which are no whole nodes of 8$"
-    ):
+    with pytest.raises(ValueError, match=r"^dp6-tp2 needs 12 devices, which are no whole nodes of 8$"):
         MeshShape(dp=6, tp=2).nodes(8)

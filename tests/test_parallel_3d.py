@@ -47,7 +47,12 @@ FOUR_STAGES = rows("pp4", schedules=["gpipe", "1f1b"])
 """Of the four ranks two have neither the embedding nor the head."""
 
 
-@pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES)
+ALL_THREE = rows("dp2-tp2-pp2", schedules=["1f1b"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule", "mesh"), rows("dp2", "tp2", "pp2", "tp2-pp2", "dp2-pp2") + FOUR_STAGES + ALL_THREE
+)
 def test_in_fp32_every_split_has_the_unsharded_models_losses(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
 ) -> None:
@@ -192,6 +197,17 @@ def test_ideal_bubble_is_that_of_the_papers(
     schedule: str | None, ranks: int, micro_batches: int, bubble: float | None
 ) -> None:
     assert ideal_bubble(schedule, ranks=ranks, micro_batches=micro_batches) == bubble
+
+
+@pytest.mark.parametrize(
+    ("mesh", "published"), [("dp2-tp2", "7.59 ± 0.14"), ("tp4-pp4", "6.24 ± 0.08"), ("tp2", ""), ("dp2-tp2-pp2", "")]
+)
+def test_published_figures_stand_beside_as_many_devices_alone(mesh: str, published: str) -> None:
+    params = {"model": "gpt-1.3b", "engine": "torch", "global_batch": 4, "micro_batch": 1, "schedule": "1f1b"}
+    one = Launch(step_ms=[1.0], metrics={"step_ms": 1.0, "samples_per_s": 4000.0})
+    table = parallel_3d([record(one, of=Case(builder=BUILDER, mesh=MeshShape.parse(mesh), params=params))])
+    assert table is not None
+    assert table.get("published samples/s", [""])[0] == published
 
 
 def test_table_holds_the_medians_beside_the_published_figures() -> None:

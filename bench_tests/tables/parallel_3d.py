@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES, SCHEDULES
 from bench_tests.tables.cells import built_by, peak_mib, percent, rate, shown
+from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ PUBLISHED = {
 V100-32GB class. Shown, never used to judge. The last row would need 16 devices, and has the memory of 4 × 1."""
 
 PUBLISHED_MODEL = "gpt-1.3b"
+PUBLISHED_ON = 4
 
 
 def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
@@ -65,6 +67,12 @@ def _order(record: Record) -> tuple[int, ...]:
     return mesh.tp * mesh.pp, mesh.pp, mesh.dp, engine, list(SCHEDULES).index(schedule) if schedule else -1
 
 
+def _published(model: str, mesh: MeshShape) -> tuple[str, str] | None:
+    """Of the same split of as many devices."""
+    devices = max(PUBLISHED_ON, mesh.tp * mesh.pp)
+    return PUBLISHED.get((mesh.tp, mesh.pp)) if (model, mesh.world_size) == (PUBLISHED_MODEL, devices) else None
+
+
 def _line(record: Record) -> dict[str, str]:
     mesh, params = record.case.mesh, record.case.params
     schedule = params.get("schedule")
@@ -72,8 +80,7 @@ def _line(record: Record) -> dict[str, str]:
     step_ms, compute_ms = record.middle("step_ms"), record.middle("compute_ms")
     bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
     idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
-    published = PUBLISHED.get((mesh.tp, mesh.pp)) if params["model"] == PUBLISHED_MODEL else None
-    published_samples_per_s, published_mib = published or ("", "")
+    published_samples_per_s, published_mib = _published(params["model"], mesh) or ("", "")
     return {
         "engine": ENGINES[params["engine"]].title,
         "schedule": SCHEDULES[schedule].title if schedule else "",
