@@ -252,6 +252,17 @@ def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: p
     assert "test_it" not in result.stdout.str()
 
 
+def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(saved: pytest.Pytester) -> None:
+    before = {path: path.read_text() for path in stored(saved)}
+    with (saved.path / "test_it.py").open("a") as test:
+        test.write("\ndef test_wider(bench, mesh):\n    bench(my_step, mesh=mesh, plan=Plan(max_steps=20), width=32)\n")
+    result = pytest_run(saved, "--missing", "--save-baseline", "--launches", "1")
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.fnmatch_lines_random(["skipped: mine: it has a baseline (--missing)", "saved wider: *, new*"])
+    assert len(stored(saved)) == 2
+    assert before.items() <= {path: path.read_text() for path in stored(saved)}.items()
+
+
 def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--launches", "0")
     assert result.ret == 4

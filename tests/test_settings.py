@@ -17,6 +17,7 @@ ROOT = Path("/project")
 DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
+    missing=False,
     calibrate=False,
     against=None,
     launches=3,
@@ -45,6 +46,7 @@ DEFAULTS = Settings(
 GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
+    "missing": ("true", True),
     "calibrate": ("true", True),
     "against": ("main~1", "main~1"),
     "launches": ("5", 5),
@@ -89,6 +91,7 @@ def test_nothing_given_gives_the_defaults() -> None:
     ("given", "sentence"),
     [
         ({"save_baseline": "true"}, "compares two sides of this run with each other: leave out --save-baseline"),
+        ({"missing": "true"}, "compares two sides of this run with each other: leave out --missing"),
         ({"calibrate": "true"}, "compares two sides of this run with each other: leave out --calibrate"),
         ({"launches": "1"}, "needs two launches of each side, to see how far apart they are: --launches 2"),
     ],

@@ -519,6 +519,8 @@ def bench(
                 memory_cap_gb=session.settings.memory_cap,
             )
             runner = session.runner(tmp_path_factory.mktemp)
+            if session.settings.missing and runner.is_stored(case):
+                pytest.skip("it has a baseline (--missing)")
             measured: dict[str, Any] = {
                 "label": _label(request.node),
                 "plan": plan or Plan(),
@@ -688,6 +690,6 @@ def _accept(item: pytest.Item) -> str:
     for arg in given:
         if arg in left_out:
             next(given, None)  # its value
-        elif arg not in paths and arg != "--save-baseline" and arg.partition("=")[0] not in left_out:
+        elif arg not in (*paths, "--save-baseline", "--missing") and arg.partition("=")[0] not in left_out:
             options.append(arg)
     return shlex.join(["pytest", item.nodeid, *options, *(["--save-baseline"] if saves else [])])

@@ -194,6 +194,11 @@ class Runner:
         self._rows[case.id] = how, row
         return row
 
+    def is_stored(self, case: Case) -> bool:
+        """Whether ``case`` had a baseline before this run. Raises ``ValueError`` for one that cannot be read, unless it
+        is about to be replaced."""
+        return case.id not in self._rows and self._stored(case) is not None
+
     def _judged(self, case: Case, *, accept: str, label: str, **how: Any) -> Row:
         stored = self._stored(case) if self.before is None else None
         saves = self.settings.save_baseline

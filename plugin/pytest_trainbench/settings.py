@@ -110,6 +110,12 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "missing": Option(
+        help="run only the cases that have no baseline yet: with --save-baseline, those that a run which was cut off"
+        " did not come to",
+        default=False,
+        parse=_switch,
+    ),
     "calibrate": Option(
         help="try what a run on this machine can see: launches with nothing changed, and with slowdowns planted",
         default=False,
@@ -246,6 +252,7 @@ class Settings:
 
     hw: str
     save_baseline: bool
+    missing: bool
     calibrate: bool
     against: str | None
     launches: int
@@ -307,7 +314,7 @@ def read(
     if values["against"] is not None:
         if values["nodes"] > 1:
             raise ValueError("--against starts both sides on this machine: leave out --nodes")
-        for other in ("save_baseline", "calibrate"):
+        for other in ("save_baseline", "missing", "calibrate"):
             if values[other]:
                 raise ValueError(f"--against compares two sides of this run with each other: leave out {flag(other)}")
         if values["launches"] < 2:
