@@ -35,7 +35,7 @@ def rows(*meshes: str, schedules: Sequence[str | None] | None = None) -> list[An
 
 
 PUBLISHED = rows("dp4", "dp2-tp2", "tp4", "dp2-pp2", "pp4", "tp2-pp2") + rows("tp4-pp4", schedules=["1f1b"])
-"""TP × PP on four devices, dp taking what is left; the last of them needs sixteen."""
+"""The published TP × PP on four devices, dp taking what is left; the last of them needs sixteen."""
 
 ROWS = {
     "smoke": rows("tp2", "pp2") + rows("tp2-pp2", "tp4-pp4", schedules=["1f1b"]),
