@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -85,6 +86,7 @@ def _end(fault: str) -> None:
         "oom": lambda: torch.ones(10**10),
         "nccl timeout": _wait_as_nccl_does,
         "no teardown": lambda: setattr(dist, "destroy_process_group", lambda: time.sleep(1000)),
+        "stuck teardown": lambda: setattr(dist, "destroy_process_group", lambda: ctypes.PyDLL(None).sleep(1000)),
         "bad teardown": lambda: setattr(dist, "destroy_process_group", lambda: _raise(RuntimeError("planted"))),
         "fallen teardown": lambda: setattr(dist, "destroy_process_group", lambda: os.kill(os.getpid(), signal.SIGSEGV)),
         "refused": lambda: _raise(ConnectionRefusedError("Connection refused")),

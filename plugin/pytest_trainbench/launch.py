@@ -30,6 +30,10 @@ from pytest_trainbench.record import Trace
 GRACE_S = 10.0
 """How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
 
+LINGER_S = 5.0
+"""How long the ranks, once all have written their traces, may take to end by themselves: a process group that cannot be
+taken down would keep them for good, and so would a thread or a process that a step left running."""
+
 DRIVER_S = 10.0
 """How long a launch waits for NVIDIA's driver to say who uses the devices already."""
 
@@ -365,14 +369,14 @@ def _watched(
     *,
     cut: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
-    """Tell ``progress`` of each new phase; kill the ``ranks`` if the launch outlives its limit or is ``cut``, and end
-    it if a rank ended with 0 in the middle of its work: for what that rank was to return, the agent waits without a
-    limit."""
+    """Tell ``progress`` of each new phase; kill the ``ranks`` if the launch outlives its limit or is ``cut``, or if
+    they are done and do not end; end it if a rank ended with 0 in the middle of its work: for what that rank was to
+    return, the agent waits without a limit."""
     done = threading.Event()
     deadline = time.monotonic() + job.limit_s + GRACE_S
 
     def watch() -> None:
-        shown, first_end, stop_at = "", True, math.inf
+        shown, first_end, stop_at, leave_by = "", True, math.inf, math.inf
         for look in itertools.count():
             if done.wait(0.1):
                 return
@@ -391,6 +395,11 @@ def _watched(
                 seen.cut, seen.ended = True, ended
             if seen.cut:
                 _kill_ranks(job.folder)  # again and again: some may not have been born yet
+            # From outside: what holds a rank up may hold its interpreter, too.
+            if leave_by == math.inf and look % 5 == 0 and _leaving(job.folder, ranks):
+                leave_by = time.monotonic() + LINGER_S
+            if time.monotonic() > leave_by:
+                _kill_ranks(job.folder)
             if stop_at == math.inf and (seen.gone or len(ended) == len(ranks)):
                 stop_at = time.monotonic() + GRACE_S
             if time.monotonic() > stop_at:
@@ -442,6 +451,10 @@ def _ended(folder: Path) -> set[int]:
         if stat.rpartition(")")[2].split()[0] in ("Z", "X"):
             found.add(int(path.name.removeprefix("pid-")))
     return found
+
+
+def _leaving(folder: Path, ranks: range) -> bool:
+    return all(_phase(folder, rank) == worker.LEAVING for rank in ranks)
 
 
 def _told(folder: Path, rank: int) -> bool:

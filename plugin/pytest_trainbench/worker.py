@@ -40,8 +40,8 @@ JOB = "job.json"
 TRACE, FAILURE, STACKS, PROGRESS = FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "progress-{}")
 """Files that a rank may leave there: what it measured, why it could not, where its threads hung, what it does."""
 
-LINGER_S = 5.0
-"""How long a rank may take to end by itself once all have written their traces."""
+LEAVING = "leaving"
+"""The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
 
 LOST_PEER = re.compile(
     r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
@@ -165,14 +165,11 @@ def main(job_path: str) -> None:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # in place of the one before
 
         wind()
-        measured = threading.Event()
-        # Now: where memory is capped, there may be none for a thread in the end.
-        threading.Thread(target=_end_soon, args=(measured,), name="end-soon", daemon=True).start()
         try:
             for entry in reversed(job.import_path):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
-            _work(job, rank, phases, wind=wind, measured=measured)
+            _work(job, rank, phases, wind=wind)
         except BaseException as error:
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
@@ -194,15 +191,6 @@ def main(job_path: str) -> None:
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-
-def _end_soon(measured: threading.Event) -> None:
-    """Neither a process group that cannot be taken down nor what a step left running may spoil what is ``measured``:
-    the interpreter waits without a limit for threads and processes."""
-    measured.wait()
-    time.sleep(LINGER_S)
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
@@ -227,7 +215,7 @@ def failure_kind(error: BaseException) -> str:
     return "crash"
 
 
-def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], measured: threading.Event) -> None:
+def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> None:
     """``wind``: start the limit of a reference's step."""
     import torch
     import torch.distributed as dist
@@ -307,7 +295,8 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None], meas
     )
     _write(job.folder / TRACE.format(rank), trace.to_json())
     dist.barrier()
-    measured.set()
+    faulthandler.cancel_dump_traceback_later()
+    phases(LEAVING)
     if step.eager_steps:
         # NCCL takes no communicator down while a CUDA graph has a part of it. Only then: a collection looks at half a
         # million objects that the fork server imported.
