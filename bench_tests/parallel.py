@@ -44,6 +44,8 @@ def parallel_step(
         pp, tp = axis(mesh, "pp"), axis(mesh, "tp")
         if tp is not None and not engine_row.tensor_parallel:
             raise ValueError(f"engine {engine!r} has no tensor parallelism")
+        if pp is not None and not engine_row.schedules:
+            raise ValueError(f"engine {engine!r} has no pipeline")
         known = (None,) if pp is None else engine_row.schedules
         if schedule not in known:
             names = "none without a pipeline" if pp is None else ", ".join(engine_row.schedules)
@@ -81,4 +83,6 @@ def parallel_step(
         dtype=precision,
         parameters=trainee.parameters,
         replicated=trainee.replicated,
+        eager_steps=trainee.eager_steps,
+        peak_bytes=trainee.peak_bytes,
     )

@@ -13,6 +13,7 @@ import pytest
 
 from bench_tests.engines import ENGINES
 from pytest_trainbench import MeshShape, Plan
+from pytest_trainbench.hardware import Hardware
 
 GLOBAL_BATCH = 4
 """Samples a step: fixed, so that a mesh with fewer replicas gives each more micro-batches."""
@@ -57,9 +58,10 @@ def test_parallel_3d(
     profile: str,
     plan: Plan | None,
     amp: str,
+    hardware: Hardware,
 ) -> None:
     """Whatever the split, training is that of one unsharded process on the same samples."""
-    if reason := ENGINES[engine].missing:
+    if reason := ENGINES[engine].missing(hardware.kind, amp):
         pytest.skip(reason)
     bench(
         "bench_tests.parallel:parallel_step",

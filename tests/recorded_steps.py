@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from bench_tests.parallel import parallel_step
 from bench_tests.strategies import recorded
 from bench_tests.training import train_step
 from pytest_trainbench import Step
@@ -30,3 +31,8 @@ class Again:
 def train(mesh: DeviceMesh, **params: Any) -> Step:
     recorded.Recording = Again  # type: ignore[assignment,misc]
     return train_step(mesh, **params)
+
+
+def split(mesh: DeviceMesh, **params: Any) -> Step:
+    recorded.Recording = Again  # type: ignore[assignment,misc]
+    return parallel_step(mesh, **params)

@@ -13,11 +13,12 @@ from recorded_steps import Again
 from torch import Tensor
 
 from bench_tests.cuda_graph import Recording
-from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
+from bench_tests.engines import ENGINES
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, RECORDED, STRATEGIES, accelerated_ddp, recorded
 from bench_tests.strategies.recipe import Recipe, Trainee
 from pytest_trainbench.reduce import loss_fault
 
-ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
+ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.function == RECORDED}
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2, "precision": "bf16"}
 
@@ -120,4 +121,6 @@ def test_a_step_in_fp16_is_refused(tmp_path: Path, preloaded: None) -> None:
 def test_a_row_says_where_it_cannot_be_measured(kind: str, precision: str, missing: str | None) -> None:
     for row in ROWS.values():
         assert row.missing(kind, precision) == missing
+    assert ENGINES["torch-recorded"].missing(kind, precision) == missing
     assert STRATEGIES["fsdp2"].missing(kind, precision) is None
+    assert ENGINES["torch"].missing(kind, precision) is None

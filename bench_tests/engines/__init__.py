@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from bench_tests.strategies import RECORDED, recorded_row, unrecordable
 from pytest_trainbench.mesh import MeshShape
 
 if TYPE_CHECKING:
@@ -81,14 +82,16 @@ class Engine:
         function: Callable[..., Trainee] = resolve_name(self.function)
         return function
 
-    @property
-    def missing(self) -> str | None:
-        """What to install where the row cannot run here; found out without importing anything large."""
+    def missing(self, device_kind: str, precision: str) -> str | None:
+        """Why the row cannot train in this number format on devices of this kind, or what to install first; ``None``
+        where it can. Found out without importing anything large."""
         try:
             found = find_spec(self.module) is not None
         except ModuleNotFoundError:  # a package above it
             found = False
-        return None if found else f"{self.module} is not installed: pip install 'pytest-trainbench[{self.extra}]'"
+        if not found:
+            return f"{self.module} is not installed: pip install 'pytest-trainbench[{self.extra}]'"
+        return unrecordable(device_kind, precision) if self.function == RECORDED else None
 
     def schedules_on(self, mesh: MeshShape) -> list[str | None]:
         """What to run on ``mesh``: every schedule where there is a pipeline, ``None`` for the one case of a mesh
@@ -130,6 +133,18 @@ ENGINES = {
         module="deepspeed",
         loss_tolerance=ROUNDED_TOLERANCE,
     ),
+}
+
+# Where DTensor splits layers, its host takes several times as long as the device.
+ENGINES |= {
+    f"{name}-recorded": recorded_row(
+        ENGINES[name],
+        f"{ENGINES[name].title}, each step replayed as a CUDA graph",
+        eager_steps=4,
+        schedules=(),
+        only_tensor_parallel=True,
+    )
+    for name in ("torch", "torch-sp")
 }
 
 

@@ -10,14 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_trainbench.reduce import LOSS_STEPS
 
 if TYPE_CHECKING:
+    from bench_tests.engines import Engine
     from bench_tests.strategies.recipe import Trainee
 
 RECORDED = "bench_tests.strategies.recorded:recorded"
+"""The function of a row whose steps are a CUDA graph."""
+
+
+def unrecordable(device_kind: str, precision: str) -> str | None:
+    """Why no step in this number format can be recorded on devices of this kind; ``None`` where it can."""
+    if device_kind != "cuda":
+        return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
+    if precision == "fp16":
+        return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +51,21 @@ class Strategy:
     gates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     loss_steps: tuple[int, int] = LOSS_STEPS
 
-    @property
-    def recorded(self) -> bool:
-        """Whether its steps are a CUDA graph."""
-        return self.function == RECORDED
-
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
-        if self.recorded and device_kind != "cuda":
-            return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
-        if self.recorded and precision == "fp16":
-            return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
-        return None
+        return unrecordable(device_kind, precision) if self.function == RECORDED else None
 
     def resolve(self) -> Callable[..., Trainee]:
         function: Callable[..., Trainee] = resolve_name(self.function)
         return function
 
 
-def recorded_row(row: Strategy, title: str, *, eager_steps: int, **changes: Any) -> Strategy:
+Row = TypeVar("Row", Strategy, "Engine")
+
+
+def recorded_row(row: Row, title: str, *, eager_steps: int, **changes: Any) -> Row:
     """``row``, recorded after ``eager_steps`` and replayed: what its host needs for a step no longer shows. Four are
-    enough for FSDP2, whose first makes streams, states and communicators."""
+    enough where the first makes all streams, states and communicators, as FSDP2's does."""
     return replace(
         row,
         function=RECORDED,

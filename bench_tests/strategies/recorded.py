@@ -1,5 +1,5 @@
-"""Another strategy whose whole step, communication and optimizer included, is one CUDA graph: any host is quick enough
-to launch one thing a step."""
+"""Another strategy or engine whose whole step, communication and optimizer included, is one CUDA graph: any host is
+quick enough to launch one thing a step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from bench_tests.models.trainable import Trainable
 from bench_tests.strategies.recipe import Recipe, Trainee
 
 
-def recorded(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, of: str, eager_steps: int, **options: Any) -> Trainee:
-    """The strategy of function ``of`` (``package.module:function``) with its ``options``, recorded after so many steps.
+def recorded(
+    model: Trainable, mesh: DeviceMesh, recipe: Recipe, *, of: str, eager_steps: int, **options: Any
+) -> Trainee:
+    """The strategy or engine of function ``of`` (``package.module:function``), with its ``options``, recorded after so
+    many steps.
 
     A recording holds what Python did once: nothing in a step may depend on which step it is, or wait for the device.
     Enough steps come first when all that is made on the way exists (optimizer states, buckets, communicators).
@@ -34,7 +37,7 @@ def recorded(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, of: str, eager
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(aside)
-    eager: Trainee = resolve_name(of)(model, dp, replace(recipe, recorded=True), **options)
+    eager: Trainee = resolve_name(of)(model, mesh, replace(recipe, recorded=True), **options)
     if eager.period > 1:
         raise ValueError(f"{of} does not do the same in every step, and one recording is replayed for all")
     run = Replayed(eager.run, eager_steps)
