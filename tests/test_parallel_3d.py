@@ -20,7 +20,11 @@ from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
-WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
+WORK: dict[str, Any] = {
+    **{"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"},
+    # Nine steps: on two cores one of four ranks of DTensors takes half a second.
+    **{"warmup": 4, "steps": 4},
+}
 BUILDER = "bench_tests.parallel:parallel_step"
 
 
@@ -60,7 +64,7 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
 ) -> None:
     one = train(tmp_path / "job", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert len(one.losses) >= 13
+    assert len(one.losses) >= 9
     assert loss_fault(one.losses, references["fp32"].losses, tolerance=1e-4) is None
     assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
     if schedule in ("gpipe", "1f1b"):
