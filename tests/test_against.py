@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trainbench.against import Checkout, Other, check_modules, find, import_path
+from pytest_trainbench.against import Checkout, Other, _git, check_modules, find, import_path
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -35,6 +35,17 @@ def script(path: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+def test_what_a_hook_is_told_is_not_passed_on_and_what_a_machine_asks_of_git_is(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that a checkout of another user is safe, or that large files stay where they are."""
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    settings = tmp_path / "gitconfig"
+    settings.write_text("[alias]\n\tmine = rev-parse main\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    assert _git(repository, "mine") == _git(repository, "rev-parse", "main")
 
 
 def test_a_name_of_a_commit_is_that_commit_of_the_repository_around(repository: Path) -> None:

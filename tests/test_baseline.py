@@ -64,8 +64,17 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(
 def test_a_run_that_failed_is_refused_before_anything_is_written(outcome: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         save(tmp_path, record(of=FIRST), record(launch(), failed(outcome, "because"), of=SECOND))
-    assert str(error.value) == f"sharding[zero2-dp2] ended '{outcome}' and cannot become a baseline: because"
+    assert str(error.value) == f"sharding[zero2-dp2] cannot become a baseline: it ended '{outcome}': because"
     assert files(tmp_path) == {}
+
+
+def test_memory_that_ran_out_by_chance_is_no_baseline(tmp_path: Path) -> None:
+    """Against it every later run would pass: as out of memory too, or as better because it fits."""
+    save(tmp_path, record(launch(100.0), of=FIRST))
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=r"memory ran out in launch 3, and 2 fitted: because$"):
+        save(tmp_path, record(launch(90.0), launch(90.0), failed("oom", "because"), of=FIRST))
+    assert files(tmp_path) == before
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -113,7 +122,7 @@ def spoil(folder: Path, text: str) -> Path:
         (dump(record(of=SECOND).to_json()), f"holds {SECOND.id!r}: it was renamed or edited by hand"),
         (
             dump(record(failed("crash"), of=FIRST).to_json()),
-            "holds a run that ended 'crash' and is no baseline",
+            "is no baseline: it ended 'crash': it ended crash",
         ),
     ],
     ids=["merge conflict", "empty", "another case", "a crash"],

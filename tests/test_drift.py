@@ -163,6 +163,20 @@ def test_nights_on_several_nodes_are_of_the_same_ones() -> None:
     assert figures([*history, run(3, 91.0)]) == [90.0, 91.0]
 
 
+def test_what_another_machine_says_in_the_same_folder_accepts_nothing_here() -> None:
+    """One folder for a fleet, and a baseline for each of its machines."""
+    other: dict[str, Any] = {"machine": "fedcba98", "baseline": "theirs", "hours": 1}
+    history = [
+        each for day in range(4) for each in (run(day, 100.0 + day), run(day, 9.0, outcome="regression", **other))
+    ]
+    assert figures([*history, run(4, 104.0)]) == [100.0, 101.0, 102.0, 103.0, 104.0]
+
+
+def test_nor_does_it_take_back_what_was_said_here() -> None:
+    history = [run(0, 100.0), run(1, 110.0, outcome="regression"), run(1, 100.0, machine="fedcba98", hours=1)]
+    assert figures([*history, run(2, 110.0, outcome="saved", baseline="new")]) == [110.0]
+
+
 @pytest.mark.parametrize("outcome", ["invalid", "crash", "timeout", "incomparable", "environment"])
 def test_what_cannot_be_believed_is_no_night(outcome: str) -> None:
     assert figures([run(0, 100.0), run(1, 200.0, outcome=outcome), run(2, 101.0)]) == [100.0, 101.0]

@@ -315,6 +315,19 @@ def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) ->
     assert (tmp_path / "job" / "trace-1.json").exists()
 
 
+def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> None:
+    """Nobody watches it there, and its interpreter does nothing any more."""
+    path = job(tmp_path, fault="stuck teardown", limit_s=300)
+    path.folder.mkdir()
+    with TURN:
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+             "-m", "pytest_trainbench.worker", str(path.write())],
+            capture_output=True, timeout=150, check=False,
+        )  # fmt: skip
+    assert sorted(each.name for each in path.folder.glob("trace-*")) == ["trace-0.json", "trace-1.json"]
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) -> None:
     script = tmp_path / "parent.py"

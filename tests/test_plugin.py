@@ -11,6 +11,9 @@ import pytest
 from own_project import STEP, TEST, pytest_run, stored
 
 import pytest_trainbench
+from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.verdict import Verdict
 
 ANY_TIME = "--floor", "90%"
 """For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""
@@ -104,8 +107,9 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
 ) -> None:
     project.makeconftest("def pytest_addoption(parser):\n    parser.addoption('--size', default='s')")
     monkeypatch.setenv("CI", "true")
-    result = pytest_run(project, "test_it.py", "--size", "large", "--launches", "1")
-    result.stdout.fnmatch_lines(["  accept    pytest test_it.py::test_mine *--size large --save-baseline"])
+    monkeypatch.chdir(project.mkdir("below"))
+    result = pytest_run(project, "../test_it.py", "--size", "large", "--launches", "1")
+    result.stdout.fnmatch_lines(["  accept    pytest ../test_it.py::test_mine *--size large --save-baseline"])
 
 
 def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
@@ -250,6 +254,23 @@ def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: p
     assert result.ret == 4
     assert "Type --hw" in result.stderr.str() and result.stderr.str().count("\n") <= 2
     assert "test_it" not in result.stdout.str()
+
+
+def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -> None:
+    full = "    raise OSError(28, 'No space left on device')\n"
+    project.makeconftest(f"from pytest_trainbench import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n")
+    result = pytest_run(project, "--save-baseline", "--launches", "1")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*= trainbench: 1 crash =*", "mine *crash"])
+
+
+def test_a_run_that_finds_all_of_it_done_has_measured_enough() -> None:
+    def skipped(reason: str) -> Row:
+        return Row(label="one", verdict=Verdict(outcome="skipped", reason=reason))
+
+    assert _all_skipped([skipped("needs 8 devices")])
+    assert not _all_skipped([skipped("needs 8 devices"), skipped(HAS_BASELINE)])
+    assert not _all_skipped([skipped("needs 8 devices"), Row(label="two", verdict=Verdict(outcome="ok"))])
 
 
 def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(saved: pytest.Pytester) -> None:

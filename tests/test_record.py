@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from samples import case, failed, launch, record, steps, trace
 
+from pytest_trainbench.case import Case
+from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record, Trace, dump, read_record
 
 
@@ -51,6 +53,13 @@ def test_a_record_older_than_conditions_has_none(tmp_path: Path) -> None:
 def test_storing_twice_changes_nothing(tmp_path: Path) -> None:
     once = stored(tmp_path, steps(100 / 3, 200 / 7, tokens_per_s=1e7 / 3)).read_text()
     assert dump(read_record(tmp_path / "record.json").to_json()) == once
+
+
+def test_parameters_keep_all_their_digits(tmp_path: Path) -> None:
+    """They name the case: cut, the file would be of another one."""
+    exact = Case(builder="a:b", mesh=MeshShape(dp=1), params={"lr": 1 / 3, "betas": [0.9, 0.9999999]})
+    path = stored(tmp_path, dataclasses.replace(steps(100 / 3), case=exact))
+    assert read_record(path).case == exact
 
 
 def test_a_list_of_numbers_takes_one_line_and_everything_else_its_own() -> None:

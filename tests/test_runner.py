@@ -175,6 +175,25 @@ def test_what_is_saved_passes_in_ci_too(
     assert not found.verdict.fails(ci=True)
 
 
+def test_memory_that_ran_out_after_launches_that_fitted_is_not_saved(tmp_path: Path, machine: Machine) -> None:
+    path = save(tmp_path, record())
+    before = path.read_text()
+    machine.step_ms, machine.ended = iter([10.0, 10.0]), FAILURES["oom"]
+    found = row(made(tmp_path, save_baseline="true", launches="3"), case()).verdict
+    reason = "nothing is stored: memory ran out in launch 3, and 2 fitted: because"
+    assert (found.outcome, found.reason, found.fails(ci=False)) == ("invalid", reason, True)
+    assert path.read_text() == before
+
+
+def test_a_builder_that_has_another_module_than_its_baselines_is_said(tmp_path: Path, machine: Machine) -> None:
+    """It was moved, or it is another one of the same name and parameters."""
+    elsewhere = dataclasses.replace(case(), builder="elsewhere:" + case().builder.partition(":")[2])
+    save(tmp_path, record(*[launch(10.0)] * 3, of=elsewhere))
+    found = row(made(tmp_path), case()).verdict
+    assert found.outcome == "regression"
+    assert found.suspects[0] == ("builder", elsewhere.builder, case().builder)
+
+
 def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

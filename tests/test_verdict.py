@@ -17,6 +17,7 @@ from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.verdict import (
     ANOTHER_HOST,
+    ERROR_MOST,
     OUTCOMES,
     Change,
     Policy,
@@ -258,6 +259,13 @@ def test_an_improvement_is_confirmed_where_it_fails() -> None:
     found = judge(steps(*[90.0] * 5), QUIET, policy=both)
     assert (found.outcome, found.doubtful) == ("improvement", False)
     assert (found.fails(ci=False, on_improvement=True), found.fails(ci=True)) == (True, False)
+
+
+def test_where_better_fails_too_each_side_has_half_of_the_error() -> None:
+    one = Policy(error=1 / 3000)
+    assert one.error_of(2) == 1 / 6000
+    assert dataclasses.replace(one, fail_on_improvement=True).error_of(2) == 1 / 12000
+    assert Policy(error=0.5, fail_on_improvement=True).error_of(1) == ERROR_MOST / 2
 
 
 def test_a_row_that_more_launches_cannot_make_a_regression_is_given_none() -> None:

@@ -20,6 +20,12 @@ PACKAGE = "pytest_trainbench"
 
 MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
 
+OF_ONE_REPOSITORY = {
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+}
+"""Variables that name a repository or a part of one."""
+
 PROBE_S = 60.0
 """What an interpreter may take to say what it is: a cold disk is slow."""
 
@@ -195,4 +201,4 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def _environ() -> dict[str, str]:
     """Without what git tells its hooks, which would name another repository than the folder does."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return {name: value for name, value in os.environ.items() if name not in OF_ONE_REPOSITORY}

@@ -46,11 +46,22 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
         record = read_record(path)
         if record.case.id != case.id:
             raise ValueError(f"{path} holds {record.case.id!r}: it was renamed or edited by hand")
-        if record.outcome not in KEPT_OUTCOMES:
-            raise ValueError(f"{path} holds a run that ended {record.outcome!r} and is no baseline")
+        if why := refusal(record):
+            raise ValueError(f"{path} is no baseline: {why}")
     except ValueError as error:
         raise ValueError(f"{error}; --save-baseline writes it anew") from error
     return record
+
+
+def refusal(record: Record) -> str | None:
+    """Why ``record`` must not become a baseline, if it must not."""
+    if record.outcome not in KEPT_OUTCOMES:
+        return f"it ended {record.outcome!r}: {record.reason}"
+    fitted = sum(launch.outcome == "ok" for launch in record.launches)
+    if record.outcome == "oom" and fitted:
+        # Out of memory by chance: against that, what never fits would pass, and so would anything that fits.
+        return f"memory ran out in launch {fitted + 1}, and {fitted} fitted: {record.reason}"
+    return None
 
 
 def count(folder: Path, hardware: str) -> int:
@@ -74,9 +85,8 @@ def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
     Raises ``ValueError``, before anything is written, if one of the records must not become a baseline.
     """
     for record in records.values():
-        if record.outcome not in KEPT_OUTCOMES:
-            ended = f"{record.label} ended {record.outcome!r}"
-            raise ValueError(f"{ended} and cannot become a baseline: {record.reason}")
+        if why := refusal(record):
+            raise ValueError(f"{record.label} cannot become a baseline: {why}")
     texts = [dump(record.to_json()) for record in records.values()]
     return [_save(folder, *one) for one in zip(records.values(), texts, strict=True)]
 

@@ -12,7 +12,7 @@ from pytest_trainbench.noise import DEFAULT, compare, unchanged
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner
-from pytest_trainbench.verdict import ERROR_MOST, OUTCOMES, mood, weigh
+from pytest_trainbench.verdict import OUTCOMES, mood, weigh
 
 PLANTED = (0.02, 0.05, 0.10)
 """Slowdowns, as fractions of a step."""
@@ -83,7 +83,7 @@ def _calibration(
         alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior, lasting=lasting)
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last, gates=gates)
-        return weigh("step_ms", alike, error=min(ERROR_MOST, policy.error / judged), policy=policy).sees
+        return weigh("step_ms", alike, error=policy.error_of(judged), policy=policy).sees
 
     return Calibration(
         label=label,

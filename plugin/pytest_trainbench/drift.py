@@ -123,22 +123,22 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
     A change is accepted by a new baseline that comes right after it was said: after a night that was red, better or of
     other work, or that had a drift. Any other new baseline accepts nothing, or a slow drift would hide behind it.
     """
+    here, machine = runs[-1].environment, _machine(runs[-1], case_id)
     found: list[tuple[Run, list[float]]] = []
     baseline, said = "", False
     for run in runs:
         entry = run.entries.get(case_id)
-        if entry is None or entry.outcome not in {*BELIEVED, *SAID}:
+        # What another machine said was of its own, and so is the baseline that it has.
+        if entry is None or entry.outcome not in {*BELIEVED, *SAID} or _machine(run, case_id) != machine:
             continue
         if said and entry.baseline != baseline:
             found.clear()
         baseline, said = entry.baseline, entry.outcome in SAID or case_id in run.drifted
         if entry.outcome in BELIEVED:
             found.append((run, entry.values(metric)))
-    here, machine = runs[-1].environment, _machine(runs[-1], case_id)
     days: dict[date, tuple[Environment, list[float]]] = {}
     for run, values in found:
-        alike = _machine(run, case_id) == machine and run.environment.must_match == here.must_match
-        if alike and min(values, default=0.0) > 0:
+        if run.environment.must_match == here.must_match and min(values, default=0.0) > 0:
             day = run.started.astimezone(timezone.utc).date()
             days[day] = run.environment, [*days[day][1], *values] if day in days else values
     return [

@@ -212,7 +212,7 @@ class Session:
 
     def keep(self, row: Row, record: Record) -> None:
         """Store what a row measured at once: a run that is killed later must not take it along."""
-        if self.settings.save_baseline and record.outcome in baseline.KEPT_OUTCOMES:
+        if self.settings.save_baseline and baseline.refusal(record) is None:
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
             self.settings.results.mkdir(parents=True, exist_ok=True)
@@ -348,6 +348,9 @@ class Session:
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 FAILED = pytest.fail.Exception
+
+HAS_BASELINE = "it has a baseline (--missing)"
+"""Why ``--missing`` skips a row."""
 
 
 def device_kind(config: pytest.Config) -> str:
@@ -520,7 +523,7 @@ def bench(
             )
             runner = session.runner(tmp_path_factory.mktemp)
             if session.settings.missing and runner.is_stored(case):
-                pytest.skip("it has a baseline (--missing)")
+                pytest.skip(HAS_BASELINE)
             measured: dict[str, Any] = {
                 "label": _label(request.node),
                 "plan": plan or Plan(),
@@ -541,9 +544,9 @@ def bench(
         assert record is not None
         if session.fails(row):
             row = dataclasses.replace(row, turned=session.turned(record))
-        session.rows.append(row)
         if not row.same_as:
-            session.keep(row, record)
+            session.keep(row, record)  # first: what could not be stored is no row that was
+        session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
             if values := record.values(name):
@@ -653,7 +656,9 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def _all_skipped(rows: list[Row]) -> bool:
-    return all(row.verdict.outcome == "skipped" for row in rows)
+    """Of a run that had something to do: not of one that found all of it done."""
+    reasons = {row.verdict.reason if row.verdict.outcome == "skipped" else None for row in rows}
+    return None not in reasons and HAS_BASELINE not in reasons
 
 
 def is_case(item: pytest.Item) -> bool:
@@ -692,4 +697,6 @@ def _accept(item: pytest.Item) -> str:
             next(given, None)  # its value
         elif arg not in (*paths, "--save-baseline", "--missing") and arg.partition("=")[0] not in left_out:
             options.append(arg)
-    return shlex.join(["pytest", item.nodeid, *options, *(["--save-baseline"] if saves else [])])
+    path, _, test = item.nodeid.partition("::")
+    here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
+    return shlex.join(["pytest", f"{here}::{test}", *options, *(["--save-baseline"] if saves else [])])

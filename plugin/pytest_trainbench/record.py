@@ -181,9 +181,11 @@ class Record:
 def dump(data: Mapping[str, Any]) -> str:
     """JSON for people and ``git diff``: indented, and a list of numbers on one line.
 
-    Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are.
+    Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are, and so is
+    the case, whose parameters name it.
     """
-    text = json.dumps(as_stored(data), indent=2, ensure_ascii=False, allow_nan=False)
+    stored = {name: value if name == "case" else as_stored(value) for name, value in data.items()}
+    text = json.dumps(stored, indent=2, ensure_ascii=False, allow_nan=False)
     numbers = r"\[\n\s+([^\[\]{}\"]*?)\n\s+\]"
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 

@@ -204,7 +204,10 @@ class Runner:
         saves = self.settings.save_baseline
         measured = self.measure(case, label=label, before=stored, saves=saves, **how)
         record, verdict = measured.record, measured.verdict
-        if saves and record.outcome in baseline.KEPT_OUTCOMES:
+        refused = baseline.refusal(record)
+        if saves and refused and record.outcome == "oom":
+            verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
+        elif saves and not refused:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             reason = record.reason
@@ -297,7 +300,7 @@ class Runner:
             stored,
             against=self.before.name if self.before else "",
             must_match=mismatches(then, now, devices=devices),
-            suspects=differences(then, now),
+            suspects=[*_moved(record, stored), *differences(then, now)],
             policy=dataclasses.replace(self.policy, gates=gates),
             priors=self.priors(record if stored is None else stored),
         )
@@ -423,6 +426,13 @@ class Runner:
             # It need not have been slow. Nor need it be the run that had no time: a collective hangs for half of it.
             return dataclasses.replace(ended, reason=f"{limit_s:.3g} s of {total} were left for it: {ended.reason}")
         return ended
+
+
+def _moved(record: Record, stored: Record | None) -> list[tuple[str, Any, Any]]:
+    """The builder, where it has another module than when its baseline was stored: it was moved, or is another one."""
+    if stored is None or stored.case.builder == record.case.builder:
+        return []
+    return [("builder", stored.case.builder, record.case.builder)]
 
 
 def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran | None, Ran | None]]:

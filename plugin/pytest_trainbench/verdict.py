@@ -110,6 +110,11 @@ class Policy:
             limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get(shadows, {}).items()}
         return dataclasses.replace(gate, **limits)
 
+    def error_of(self, metrics: int) -> float:
+        """What each of a row's ``metrics`` has of it. Where better fails too, half of that is for each side."""
+        each = min(ERROR_MOST, self.error / max(1, metrics))
+        return each / 2 if self.fail_on_improvement else each
+
     def share(self, launches: int) -> float:
         """Of a metric's error, what the look at so many launches may use.
 
@@ -316,7 +321,7 @@ def _judged(baseline: Record) -> list[str]:
 def _chances(baseline: Record, policy: Policy) -> tuple[list[str], float]:
     """The metrics of a row that may be red by chance, and the error that each of them has."""
     varying = [name for name in _judged(baseline) if _varies(policy.gate(name), baseline.values(name))]
-    return varying, min(ERROR_MOST, policy.error / max(1, len(varying)))
+    return varying, policy.error_of(len(varying))
 
 
 def _went_missing(names: Sequence[str], theirs: str) -> str:

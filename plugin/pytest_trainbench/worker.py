@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,9 @@ TRACE, FAILURE, STACKS, PROGRESS = FILES = ("trace-{}.json", "failure-{}.json", 
 
 LEAVING = "leaving"
 """The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
+
+ALONE_S = 15.0
+"""How long a rank may then take to end by itself, if nobody has ended it before."""
 
 LOST_PEER = re.compile(
     r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
@@ -189,8 +193,6 @@ def main(job_path: str) -> None:
             sys.stdout.flush()
             # Not a plain exit: destructors of process groups wait for peers that may never answer.
             os._exit(1)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
@@ -295,7 +297,9 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     )
     _write(job.folder / TRACE.format(rank), trace.to_json())
     dist.barrier()
-    faulthandler.cancel_dump_traceback_later()
+    with suppress(RuntimeError):  # where memory is capped, there may be none for its thread
+        # In C, since what holds a rank up may hold its interpreter: by hand nobody else ends it.
+        faulthandler.dump_traceback_later(ALONE_S, exit=True, file=sys.stderr)
     phases(LEAVING)
     if step.eager_steps:
         # NCCL takes no communicator down while a CUDA graph has a part of it. Only then: a collection looks at half a
