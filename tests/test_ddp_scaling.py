@@ -13,7 +13,7 @@ import torch
 from ranks import launched, start
 
 from bench_tests.models import find_model
-from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, RECORDED, STRATEGIES
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
 from bench_tests.tables import ddp_scaling, tables
 from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import loss_fault
@@ -51,7 +51,7 @@ def parameter_bytes() -> int:
     return sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
 
 
-@pytest.mark.parametrize("strategy", [name for name, row in DATA_PARALLEL.items() if row.function != RECORDED])
+@pytest.mark.parametrize("strategy", [name for name, row in DATA_PARALLEL.items() if not row.recorded])
 def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
     strategy: str, reference: Launch, tmp_path: Path
 ) -> None:

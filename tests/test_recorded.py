@@ -14,11 +14,11 @@ from torch import Tensor
 
 from bench_tests.cuda_graph import Recording
 from bench_tests.engines import ENGINES
-from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, RECORDED, STRATEGIES, accelerated_ddp, recorded
+from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
 from bench_tests.strategies.recipe import Recipe, Trainee
 from pytest_trainbench.reduce import loss_fault
 
-ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.function == RECORDED}
+ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2, "precision": "bf16"}
 

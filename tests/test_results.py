@@ -13,7 +13,7 @@ from samples import MIB, case, failed, launch, record
 
 from bench_tests import baselines, results
 from bench_tests.results import Listed, page
-from pytest_trainbench.record import Record
+from pytest_trainbench.record import Record, read_record
 
 ROOT = Path(__file__).parents[1]
 
@@ -153,6 +153,20 @@ def test_what_recording_gives_in_the_readme_is_from_the_page() -> None:
     eager, recorded = rows["sharding[fsdp2-dp2]"], rows["sharding[fsdp2-recorded-dp2]"]
     assert f"FSDP2 gives {eager[2]} samples/s, with {float(eager[9].rstrip('%')):.0f} % between launches" in said
     assert f"and `fsdp2-recorded` {recorded[2]}, with {recorded[9].rstrip('%')} %" in said
+
+
+def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines() -> None:
+    said = " ".join((ROOT / "docs" / "parallel-3d.md").read_text(encoding="utf-8").split())
+    found: dict[str, list[float]] = {"torch": [], "megatron": []}
+    for path in (ROOT / "baselines").glob("h200-*/parallel_step-*.json"):
+        one = read_record(path)
+        host, compute = one.middle("host_ms"), one.middle("compute_ms")
+        if one.case.mesh.tp > 1 and "recorded" not in one.label and host and compute:
+            found[one.case.params["engine"].removesuffix("-sp")].append(host / compute)
+    low, high = (round(end(found["torch"])) for end in (min, max))
+    assert (low, high) == (10, 25) and "ten to twenty-five times as long" in said
+    low, high = (round(end(found["megatron"])) for end in (min, max))
+    assert (low, high) == (3, 7) and "three to seven times with Megatron-Core" in said
 
 
 def cells(line: str) -> list[str]:

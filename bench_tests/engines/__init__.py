@@ -12,19 +12,16 @@ their mean loss on every rank that holds the end of the model, else ``None``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench_tests.strategies import RECORDED, recorded_row, unrecordable
+from bench_tests.strategies import Method, recorded_row
 from pytest_trainbench.mesh import MeshShape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from bench_tests.strategies.recipe import Trainee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +55,19 @@ SCHEDULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """``function`` is an import path ``package.module:function``, called with ``options``.
-
-    ``schedules`` are the keys of :data:`SCHEDULES` that it has. ``tensor_parallel`` is whether it splits layers;
+class Engine(Method):
+    """``schedules`` are the keys of :data:`SCHEDULES` that it has. ``tensor_parallel`` is whether it splits layers;
     ``only_tensor_parallel``, whether the row differs from another one there alone. ``module`` must be importable for
-    the row to run, and comes with the ``extra`` of this distribution. ``loss_tolerance`` is how far the losses may be
-    from the unsharded model's, as a fraction of its fall; forgetting to sum the gradients of embedding and head moves
-    those of a small GPT by 0.008.
+    the row to run, and comes with the ``extra`` of this distribution. ``loss_tolerance``: forgetting to sum the
+    gradients of embedding and head moves the losses of a small GPT by 0.008.
     """
 
-    function: str
-    title: str
     schedules: Sequence[str]
     tensor_parallel: bool = True
     only_tensor_parallel: bool = False
     module: str = "torch"
     extra: str = "suite"
-    options: Mapping[str, Any] = field(default_factory=dict)
     loss_tolerance: float = 0.005
-
-    def resolve(self) -> Callable[..., Trainee]:
-        function: Callable[..., Trainee] = resolve_name(self.function)
-        return function
 
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why the row cannot train in this number format on devices of this kind, or what to install first; ``None``
@@ -91,7 +78,7 @@ class Engine:
             found = False
         if not found:
             return f"{self.module} is not installed: pip install 'pytest-trainbench[{self.extra}]'"
-        return unrecordable(device_kind, precision) if self.function == RECORDED else None
+        return super().missing(device_kind, precision)
 
     def schedules_on(self, mesh: MeshShape) -> list[str | None]:
         """What to run on ``mesh``: every schedule where there is a pipeline, ``None`` for the one case of a mesh

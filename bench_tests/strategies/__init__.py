@@ -15,52 +15,55 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pytest_trainbench.reduce import LOSS_STEPS
 
 if TYPE_CHECKING:
-    from bench_tests.engines import Engine
     from bench_tests.strategies.recipe import Trainee
 
 RECORDED = "bench_tests.strategies.recorded:recorded"
 """The function of a row whose steps are a CUDA graph."""
 
 
-def unrecordable(device_kind: str, precision: str) -> str | None:
-    """Why no step in this number format can be recorded on devices of this kind; ``None`` where it can."""
-    if device_kind != "cuda":
-        return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
-    if precision == "fp16":
-        return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """``function`` is an import path ``package.module:function``, called with ``options``.
-
-    ``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
-    ``micro_batches``. ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its
-    fall: two to three times what was seen in bf16, on 4 H200s where the row is one of sharding's. ``gates``: limits of
-    metrics that cannot be had as tight as the others', as the marker ``gate`` takes them. ``loss_steps``: the first and
-    the last step whose losses are compared.
-    """
+class Method:
+    """A way to train. ``function`` is an import path ``package.module:function``, called with ``options``;
+    ``loss_tolerance`` is how far the losses may be from the unsharded model's, as a fraction of its fall."""
 
     function: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    amp: bool = True
-    accumulates: bool = False
     loss_tolerance: float = 0.01
-    gates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    loss_steps: tuple[int, int] = LOSS_STEPS
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its steps are a CUDA graph."""
+        return self.function == RECORDED
 
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
-        return unrecordable(device_kind, precision) if self.function == RECORDED else None
+        if self.recorded and device_kind != "cuda":
+            return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
+        if self.recorded and precision == "fp16":
+            return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
+        return None
 
     def resolve(self) -> Callable[..., Trainee]:
         function: Callable[..., Trainee] = resolve_name(self.function)
         return function
 
 
-Row = TypeVar("Row", Strategy, "Engine")
+@dataclass(frozen=True, kw_only=True)
+class Strategy(Method):
+    """``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
+    ``micro_batches``. ``loss_tolerance`` is two to three times what was seen in bf16, on 4 H200s where the row is one
+    of sharding's. ``gates``: limits of metrics that cannot be had as tight as the others', as the marker ``gate`` takes
+    them. ``loss_steps``: the first and the last step whose losses are compared.
+    """
+
+    amp: bool = True
+    accumulates: bool = False
+    gates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    loss_steps: tuple[int, int] = LOSS_STEPS
+
+
+Row = TypeVar("Row", bound=Method)
 
 
 def recorded_row(row: Row, title: str, *, eager_steps: int, **changes: Any) -> Row:
