@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -167,6 +168,17 @@ def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines() -> None:
     assert (low, high) == (10, 25) and "ten to twenty-five times as long" in said
     low, high = (round(end(found["megatron"])) for end in (min, max))
     assert (low, high) == (3, 7) and "three to seven times with Megatron-Core" in said
+
+
+def test_what_recording_gives_tensor_parallelism_is_from_the_baselines() -> None:
+    said = " ".join((ROOT / "docs" / "parallel-3d.md").read_text(encoding="utf-8").split())
+    rows = map(read_record, (ROOT / "baselines").glob("h200-*/parallel_step-torch-*.json"))
+    times = {one.label: one.values("step_ms") for one in rows}
+    recorded = {label: values for label, values in times.items() if "recorded" in label}
+    gains = [median(times[label.replace("-recorded", "")]) / median(values) for label, values in recorded.items()]
+    assert (round(min(gains)), round(max(gains))) == (6, 11) and "a sixth to an eleventh of the time there" in said
+    apart = max(max(values) / min(values) - 1 for values in recorded.values())
+    assert apart < 0.005 and "its launches are within 0.5 %" in said
 
 
 def cells(line: str) -> list[str]:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from ranks import launched, start
+from torch import Tensor
 
 from bench_tests.models import MODELS, find_model
 from bench_tests.strategies import STRATEGIES
 from bench_tests.strategies.recipe import Recipe
+from bench_tests.strategies.reference import reference
 from bench_tests.strategies.units import sizes, unite
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
@@ -150,6 +152,35 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, whole.losses, tolerance) is None
     assert one.metrics["flops_per_step"] == whole.metrics["flops_per_step"]
+
+
+def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
+    """Small ones round to nothing in fp16, which is what an LSTM of cuDNN computes in."""
+
+    def encoder() -> Any:
+        model = find_model("tts_angular-tiny").build(torch.device("cpu"), frames=4)
+        for recurrent in model.recurrent:
+            recurrent.register_forward_hook(lambda _module, _inputs, outputs: outputs[0].register_hook(coarse) and None)
+        return model
+
+    recipe = Recipe(precision="fp32", learning_rate=1e-3, device=torch.device("cpu"))
+    mine, ranks = encoder(), encoder()
+    (pool,) = mine.draw(16)
+    no_mesh: Any = None
+    reference(mine, no_mesh, recipe, micro_batches=4).run(pool[0])
+
+    optimizer = recipe.adamw(ranks.parameters())
+    for part in pool[0].chunk(4):
+        ranks(part).backward()
+    for parameter in ranks.parameters():
+        parameter.grad = parameter.grad / 4
+    optimizer.step()
+    assert all(map(torch.equal, mine.parameters(), ranks.parameters()))
+
+
+def coarse(gradient: Tensor) -> Tensor:
+    """As fp16 rounds gradients much smaller than these."""
+    return (gradient * 2.0**-12).half().float() * 2.0**12
 
 
 def test_a_strategy_that_does_not_accumulate_says_so(tmp_path: Path) -> None:

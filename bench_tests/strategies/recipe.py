@@ -26,9 +26,8 @@ FORMATS = {**PRECISIONS, "fp8": torch.bfloat16}
 are given (see :mod:`bench_tests.float8`); all else is bf16."""
 
 LOSS_SCALE_POWER = 12
-"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow
-on a rank of its own and not in the unsharded model, whose loss is divided among micro-batches. The step is skipped, as
-it should be, and the losses can no longer be compared."""
+"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow,
+the step is skipped, as it should be, and its loss says nothing of the training."""
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
