@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.calibration import Calibration
 from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import Verdict
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +40,19 @@ class Row:
     turned: Turned | None = None
 
 
-def table(rows: Sequence[Row]) -> pd.DataFrame:
-    """One line a row, everything as text, columns without any figure left out.
+def table(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Columns by name, one line a row, those without any figure left out.
 
     Figures are what was judged, and medians over the launches where nothing was. Memory is what the most loaded rank's
     tensors held at their peak or, on a CPU, where tensors are not counted, the peak resident set of its process.
     """
-    import pandas as pd
-
-    text = pd.DataFrame([_line(row) for row in rows]).astype(str)
-    text = text[[name for name in text if (text[name] != "").any()]]
-    # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
-    return text.drop(columns="process MiB") if "peak MiB" in text and "process MiB" in text else text
+    lines = [_line(row) for row in rows]
+    columns = {name: [line[name] for line in lines] for name in lines[0]}
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    if "peak MiB" in shown:
+        # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
+        shown.pop("process MiB", None)
+    return shown
 
 
 def mib(size_bytes: float) -> str:

@@ -42,9 +42,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 def grid(rows: Sequence[Row], form: str) -> str:
     """The table in one of tabulate's forms."""
-    text = table(rows)
-    align = ["left" if name in ("case", "outcome") else "right" for name in text]
-    columns = text.to_dict("list")
+    columns = table(rows)
+    align = ["left" if name in ("case", "outcome") else "right" for name in columns]
     return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
 
 
