@@ -15,7 +15,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     """A user's repository with one step builder and one test."""
     # Where these tests run on several processes, pytest-benchmark would take the project's for one of them.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch._dynamo torch.utils.flop_counter\n")
+    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch.utils.flop_counter\n")
     pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
     return pytester
 

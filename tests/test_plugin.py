@@ -114,14 +114,14 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
 
 def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     """Eight floats more on each of two ranks, which the time of a step does not show."""
-    more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8));"
-    saved.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward();", more))
+    more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"
+    saved.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward()", more))
     result = pytest_run(saved, "--launches", "1", *ANY_TIME)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "regression: mine: collectives a step, all ranks: 2 → 4; bytes into *: 2,176 → 2,240; *time*",
-            "*all_reduce: 2 → 4 a step, 2,176 → 2,240 B",
+            "regression: mine: collectives a step, all ranks: 4 → 6; bytes into *: 2,176 → 2,240; *time*",
+            "*all_reduce: 4 → 6 a step, 2,176 → 2,240 B",
             "  accept    pytest test_it.py::test_mine *--save-baseline",
         ]
     )
