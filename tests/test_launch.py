@@ -358,7 +358,7 @@ def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path, mo
     killed: list[Path] = []
     monkeypatch.setattr(launching, "GRACE_S", 0.0)
     monkeypatch.setattr(launching, "_kill_ranks", killed.append)
-    monkeypatch.setattr(launching, "_kill_fork_server", lambda: None)
+    monkeypatch.setattr(launching, "end_fork_server", lambda: None)
     job = Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
               limit_s=0.2, collective_limit_s=0.1)  # fmt: skip
 

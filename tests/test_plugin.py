@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from own_project import STEP, TEST, pytest_run, stored
+from test_launch import wait_until_gone
 
 import pytest_trainbench
 from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
@@ -314,6 +315,28 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
     assert pytest_run(project, "--collect-only", *arguments).ret == 0
+
+
+def test_a_session_that_needs_no_ranks_leaves_nothing_that_goes_on_importing(project: pytest.Pytester) -> None:
+    """Beside whatever is run next."""
+    project.makeini("[pytest]\npythonpath = .\ntrainbench_preload = slow_import")
+    project.makepyfile(
+        slow_import="import os, pathlib, time; pathlib.Path('pid-0').write_text(str(os.getpid())); time.sleep(1000)",
+        test_it="""
+        import time
+        from pathlib import Path
+
+        import pytest
+
+        def test_mine(bench):
+            until = time.monotonic() + 60
+            while not Path("pid-0").exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            pytest.skip("no need")
+        """,
+    )
+    pytest_run(project).assert_outcomes(skipped=1)
+    assert (project.path / "pid-0").exists() and wait_until_gone(project.path) == []
 
 
 def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:

@@ -124,6 +124,16 @@ def start_fork_server(modules: str) -> None:
         del os.environ[PRELOAD_VARIABLE]
 
 
+def end_fork_server() -> None:
+    """With what it started. The next launch starts another, which imports nothing ahead of time."""
+    import multiprocessing.forkserver as server
+
+    pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    for one in reversed(conditions.family(Path("/"), pid)) if pid is not None else ():
+        with contextlib.suppress(OSError):
+            os.kill(one, signal.SIGKILL)
+
+
 def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
     """Run ``job`` to its end. ``progress`` is told, from another thread, what rank 0 is doing.
 
@@ -324,17 +334,6 @@ def _kill_ranks(folder: Path) -> None:
             os.killpg(group, signal.SIGKILL)
 
 
-def _kill_fork_server() -> None:
-    """With what it started: for a rank that it has not started yet, the agent waits without a limit, and one that has
-    not said who it is cannot be ended alone. The next launch starts another, which imports nothing ahead of time."""
-    import multiprocessing.forkserver as server
-
-    pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    for one in reversed(conditions.family(Path("/"), pid)) if pid is not None else ():
-        with contextlib.suppress(OSError):
-            os.kill(one, signal.SIGKILL)
-
-
 def _ranks(folder: Path) -> set[int]:
     """Process ids of the ranks, each of which leads a process group of its own."""
     found = set()
@@ -415,7 +414,9 @@ def _watched(
                         with contextlib.suppress(OSError):  # of a full disk, say
                             stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
                 if len(_ranks(job.folder)) < len(ranks):
-                    _kill_fork_server()
+                    # For a rank that it has not started yet, the agent waits without a limit, and one that has not said
+                    # who it is cannot be ended alone.
+                    end_fork_server()
                 _kill_ranks(job.folder)
 
     thread = threading.Thread(target=watch, name="trainbench-watch", daemon=True)

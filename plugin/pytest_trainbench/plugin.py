@@ -163,8 +163,10 @@ class Session:
         """Let the heavy libraries be imported while pytest is still talking."""
         self.environ = dict(os.environ)
         if self.other is None:
-            from pytest_trainbench.launch import start_fork_server
+            from pytest_trainbench.launch import end_fork_server, start_fork_server
 
+            # By itself it would end only after all its imports, beside what is run next.
+            self.until_end.callback(end_fork_server)
             start_fork_server(self.settings.preload)
             if self.settings.nodes > 1:
                 self._gather()

@@ -28,7 +28,7 @@ from pytest_trainbench.against import Checkout, Other, import_path
 from pytest_trainbench.case import Case
 from pytest_trainbench.environment import Environment, capture
 from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.launch import GRACE_S, LOG_LINES, Ended, launch, read_traces, start_fork_server
+from pytest_trainbench.launch import GRACE_S, LOG_LINES, Ended, end_fork_server, launch, read_traces, start_fork_server
 from pytest_trainbench.worker import Job
 
 PACKAGE = Path(__file__).parent
@@ -259,6 +259,7 @@ def main() -> None:
             # The traces stay in the job's folder.
             say({name: value for name, value in vars(ended).items() if name != "traces"})
     finally:
+        end_fork_server()
         if abandoned.is_set():
             if setup["checkout"] is not None:
                 Checkout.from_json(setup["checkout"]).remove()
