@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy  # noqa: F401 (pytester forgets what a test imports, and numpy cannot be imported twice)
 import own_project  # a module, since pytest takes every name in here that begins with its own for a hook
 import pytest
+import ranks
 from own_project import STEP, TEST, stored
 
-from pytest_trainbench.launch import start_fork_server
+
+def pytest_configure(config: pytest.Config) -> None:
+    ranks.MODULES = config.getini("trainbench_preload")
 
 
 @pytest.fixture
@@ -34,12 +37,6 @@ def saved(project: pytest.Pytester) -> pytest.Pytester:
         (project.path / path).parent.mkdir(parents=True, exist_ok=True)
         (project.path / path).write_text(text)
     return project
-
-
-@pytest.fixture(scope="session")
-def preloaded(request: pytest.FixtureRequest) -> None:
-    """Ranks find imported what those of a benchmark run do."""
-    start_fork_server(request.config.getini("trainbench_preload"))
 
 
 @pytest.fixture(autouse=True)

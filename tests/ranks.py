@@ -1,8 +1,11 @@
-"""Ranks of the suite's step builders on this CPU, started as a benchmark run starts them; fixture ``preloaded``."""
+"""Ranks of the suite's step builders on this CPU, started as a benchmark run starts them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.launch import Ended, launch, start_fork_server
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
@@ -19,12 +22,28 @@ from pytest_trainbench.worker import Job
 
 ROOT = Path(__file__).parents[1]
 
+MODULES = ""
+"""What the ranks of a benchmark run find imported: ``trainbench_preload``, which conftest.py reads."""
+
 TURN = FileLock(Path(tempfile.gettempdir()) / "pytest-trainbench-ranks.lock", poll_interval=0.005)
 """Ranks of one launch fill the cores: where tests run on several processes, two launches would slow each other. Looked
 at often enough to be had between two tests of another process, which would otherwise keep it for minutes."""
 
 NO_FP16 = "Type fp16 is not supported on your device."
 """DeepSpeed's word on CPUs without fp16 instructions."""
+
+
+@cache
+def preload() -> None:
+    """Start the fork server that all ranks of this process come from, and wait for it: some have a short limit.
+
+    There is one a process, whoever asks first: had a test asked for fewer modules, every rank of every test after it
+    would import the others itself, which took a third of the time of all tests.
+    """
+    start_fork_server(MODULES)
+    ready = multiprocessing.get_context("forkserver").Process(target=time.time)
+    ready.start()
+    ready.join()
 
 
 def start(
@@ -49,6 +68,7 @@ def start(
         reference_steps=reference_steps,
         import_path=(str(ROOT), str(ROOT / "tests")),
     )
+    preload()
     with TURN:
         return launch(job)
 

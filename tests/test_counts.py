@@ -12,8 +12,6 @@ from torch.profiler import ExecutionTraceObserver
 from pytest_trainbench import counts
 from pytest_trainbench.record import Trace
 
-pytestmark = pytest.mark.usefixtures("preloaded")
-
 
 def traces(folder: Path, builder: str, *, mesh: str = "dp1") -> tuple[Trace, ...]:
     ended = start(folder, f"counted_steps:{builder}", mesh=mesh, warmup=4, steps=2)

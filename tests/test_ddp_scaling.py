@@ -30,7 +30,7 @@ def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> Launch:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return train(tmp_path_factory.mktemp("reference"), dp=1, strategy="reference", micro_batches=2, **WORK)
 
 

@@ -195,7 +195,7 @@ def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     [("inductor", "fp32", 0.001), ("ort-all", "fp32", 0.001), ("ort-all", "fp16", 0.01)],
 )
 def test_two_ranks_have_the_unsharded_eager_models_losses(
-    graph: str, precision: str, tolerance: float, tmp_path: Path, preloaded: None
+    graph: str, precision: str, tolerance: float, tmp_path: Path
 ) -> None:
     reference = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, precision=precision)
 

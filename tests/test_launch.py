@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import TURN
+from ranks import TURN, preload
 
 from pytest_trainbench import conditions
 from pytest_trainbench import launch as launching
@@ -31,7 +31,7 @@ QUICK = Plan(warmup=4, min_steps=10, max_steps=10)
 
 @pytest.fixture(scope="module", autouse=True)
 def _fork_server() -> None:
-    launching.start_fork_server("torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter")
+    preload()
 
 
 def job(
@@ -376,11 +376,6 @@ def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Pat
     with pytest.raises(ValueError, match=r"a collective's limit \(9 s\) must be below the launch's \(5 s\)"):
         Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
             limit_s=5, collective_limit_s=9)  # fmt: skip
-
-
-def test_the_fork_server_takes_modules_that_are_not_there(tmp_path: Path) -> None:
-    launching.start_fork_server("no_such_module torch.distributed.fsdp")
-    assert run(tmp_path).outcome == "ok"
 
 
 def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_within_its_limit(

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from own_project import pytest_run, stored
-from ranks import TURN
+from ranks import TURN, preload
 from samples import case, trace
 
 from pytest_trainbench import launch as launching
@@ -26,7 +26,7 @@ from pytest_trainbench.causes import unlike
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment, capture, mismatches
 from pytest_trainbench.hardware import resolve
-from pytest_trainbench.launch import Ended, start_fork_server
+from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.nodes import Lead
@@ -65,6 +65,7 @@ class Session:
         )
 
     def run(self, **how: Any) -> Ended:
+        preload()
         with TURN:
             return self.lead.launch(self.job(**how), progress=lambda _: None)
 
@@ -84,7 +85,6 @@ def other_node(address: str, log: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    start_fork_server(PRELOAD)
     made = Session(tmp_path_factory.mktemp("nodes"))
     made.lead.gather(made.environment, limit_s=120, progress=lambda _: None)
     yield made

@@ -29,7 +29,7 @@ def train(folder: Path, *, builder: str = BUILDER, **case: str) -> Launch:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> dict[str, Launch]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     """Losses of the unsharded model in each number format."""
     folder = tmp_path_factory.mktemp("references")
     return {

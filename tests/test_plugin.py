@@ -389,6 +389,18 @@ def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands
     assert "Traceback (most recent call last)" in str(failure.text)
 
 
+def test_ranks_start_though_a_module_cannot_be_imported_ahead_of_time(project: pytest.Pytester) -> None:
+    """Whether one is missing or raises; those after it are there."""
+    project.makepyfile(
+        raises="raise RuntimeError('planted')",
+        named="",
+        my_steps="import sys; assert 'named' in sys.modules\n" + STEP.format(slow=""),
+        test_it=TEST.replace("from my_steps import my_step", "my_step = 'my_steps:my_step'"),
+    )
+    result = pytest_run(project, "-o", "trainbench_preload=no_such_module raises named", "--launches", "1")
+    result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*"])
+
+
 def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
     result = pytest_run(project, "-p", "no:benchmark", "--launches", "1")
     assert result.ret == 0

@@ -29,9 +29,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("strategy", ROWS)
-def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(
-    strategy: str, tmp_path: Path, preloaded: None
-) -> None:
+def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(strategy: str, tmp_path: Path) -> None:
     row = ROWS[strategy]
     _, last = row.loss_steps
     assert last > row.options["eager_steps"] + 2, "else what is compared was not replayed"
@@ -48,7 +46,7 @@ def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(
     assert one.metrics["flops_per_step"] == truth.metrics["flops_per_step"]
 
 
-def test_no_replay_is_timed_before_the_recording(tmp_path: Path, preloaded: None) -> None:
+def test_no_replay_is_timed_before_the_recording(tmp_path: Path) -> None:
     """However short the warm-up was to be."""
     ended = start(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
     eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
@@ -103,7 +101,7 @@ def test_a_strategy_whose_steps_are_not_all_alike_is_refused(monkeypatch: pytest
         recorded.recorded(Mock(), Mock(), recipe, of="bench_tests.strategies.accelerated_ddp:local_sgd", eager_steps=4)
 
 
-def test_a_step_in_fp16_is_refused(tmp_path: Path, preloaded: None) -> None:
+def test_a_step_in_fp16_is_refused(tmp_path: Path) -> None:
     ended = start(tmp_path, "recorded_steps:train", strategy="recorded-ddp", **{**WORK, "precision": "fp16"})
     assert ended.outcome == "crash"
     assert "a step in fp16 cannot be recorded: its gradient scaler waits for the device" in str(ended.reason)

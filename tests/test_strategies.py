@@ -30,7 +30,7 @@ def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:tra
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory, preloaded: None) -> dict[str, Launch]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     """Losses of the unsharded model in each number format."""
     folder = tmp_path_factory.mktemp("references")
     return {

@@ -21,8 +21,6 @@ from pytest_trainbench.launch import Ended
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
-pytestmark = pytest.mark.usefixtures("preloaded")
-
 CPU = torch.device("cpu")
 WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
 
