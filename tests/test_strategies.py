@@ -13,6 +13,7 @@ from ranks import launched, start
 from torch import Tensor
 
 from bench_tests.models import MODELS, find_model
+from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import STRATEGIES
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.strategies.reference import reference
@@ -157,9 +158,9 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
 def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
     """Small ones round to nothing in fp16, which is what an LSTM of cuDNN computes in."""
 
-    def encoder() -> Any:
+    def encoder() -> Trainable:
         model = find_model("tts_angular-tiny").build(torch.device("cpu"), frames=4)
-        for recurrent in model.recurrent:
+        for recurrent in model.blocks:
             recurrent.register_forward_hook(lambda _module, _inputs, outputs: outputs[0].register_hook(coarse) and None)
         return model
 
@@ -173,7 +174,8 @@ def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
     for part in pool[0].chunk(4):
         ranks(part).backward()
     for parameter in ranks.parameters():
-        parameter.grad = parameter.grad / 4
+        assert parameter.grad is not None
+        parameter.grad /= 4
     optimizer.step()
     assert all(map(torch.equal, mine.parameters(), ranks.parameters()))
 

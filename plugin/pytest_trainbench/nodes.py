@@ -43,6 +43,7 @@ from pytest_trainbench.launch import (
     Left,
     Part,
     collect,
+    end_fork_server,
     launch,
     log_of,
     run_ranks,
@@ -433,6 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _end(words: str, *, code: int) -> NoReturn:
     """Not a plain exit: the thread that says that this node is there may be in the middle of it."""
     print(f"trainbench: {words}", flush=True)
+    end_fork_server()
     os._exit(code)
 
 
