@@ -13,6 +13,7 @@ import pytest
 from samples import MIB, case, failed, launch, record
 
 from bench_tests import baselines, results
+from bench_tests.engines import ENGINES
 from bench_tests.results import Listed, page
 from pytest_trainbench.record import Record, read_record
 
@@ -149,20 +150,25 @@ def test_the_table_of_the_readme_is_that_of_the_page() -> None:
 
 def test_what_recording_gives_in_the_readme_is_from_the_page() -> None:
     page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8").splitlines()
-    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = prose("README.md")
     rows = {cells(line)[0]: cells(line) for line in page}
     eager, recorded = rows["sharding[fsdp2-dp2]"], rows["sharding[fsdp2-recorded-dp2]"]
     assert f"FSDP2 gives {eager[2]} samples/s, with {float(eager[9].rstrip('%')):.0f} % between launches" in said
     assert f"and `fsdp2-recorded` {recorded[2]}, with {recorded[9].rstrip('%')} %" in said
 
 
-def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines() -> None:
-    said = " ".join((ROOT / "docs" / "parallel-3d.md").read_text(encoding="utf-8").split())
+@pytest.fixture(scope="module")
+def h200() -> list[Record]:
+    """What is stored."""
+    return [read_record(path) for paths in baselines.stored("h200").values() for path in paths]
+
+
+def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/parallel-3d.md")
     found: dict[str, list[float]] = {"torch": [], "megatron": []}
-    for path in (ROOT / "baselines").glob("h200-*/parallel_step-*.json"):
-        one = read_record(path)
+    for one in h200:
         host, compute = one.middle("host_ms"), one.middle("compute_ms")
-        if one.case.mesh.tp > 1 and "recorded" not in one.label and host and compute:
+        if one.case.mesh.tp > 1 and not ENGINES[one.case.params["engine"]].recorded and host and compute:
             found[one.case.params["engine"].removesuffix("-sp")].append(host / compute)
     low, high = (round(end(found["torch"])) for end in (min, max))
     assert (low, high) == (10, 25) and "ten to twenty-five times as long" in said
@@ -170,15 +176,26 @@ def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines() -> None:
     assert (low, high) == (3, 7) and "three to seven times with Megatron-Core" in said
 
 
-def test_what_recording_gives_tensor_parallelism_is_from_the_baselines() -> None:
-    said = " ".join((ROOT / "docs" / "parallel-3d.md").read_text(encoding="utf-8").split())
-    rows = map(read_record, (ROOT / "baselines").glob("h200-*/parallel_step-torch-*.json"))
-    times = {one.label: one.values("step_ms") for one in rows}
+def test_what_recording_gives_tensor_parallelism_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/parallel-3d.md")
+    times = {one.label: one.values("step_ms") for one in h200 if one.case.mesh.tp > 1}
     recorded = {label: values for label, values in times.items() if "recorded" in label}
     gains = [median(times[label.replace("-recorded", "")]) / median(values) for label, values in recorded.items()]
     assert (round(min(gains)), round(max(gains))) == (6, 11) and "a sixth to an eleventh of the time there" in said
     apart = max(max(values) / min(values) - 1 for values in recorded.values())
     assert apart < 0.005 and "its launches are within 0.5 %" in said
+
+
+def test_whose_launches_have_other_numbers_of_kernels_is_from_the_baselines(h200: list[Record]) -> None:
+    differ = {one.label for one in h200 if len(set(one.values("kernels"))) > 1}
+    assert differ == {f"trainer_eval[{precision}-8-dp4]" for precision in ("full", "fp16", "bf16")}
+    said = prose("docs/measuring.md")
+    assert "stored for H200 the launches of only three differ, Trainer's evaluation on four devices" in said
+
+
+def prose(name: str) -> str:
+    """Of a page, its lines joined."""
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
 def cells(line: str) -> list[str]:
