@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench_tests.baselines import stored
 from bench_tests.tables import ddp_scaling, scaling
 from pytest_trainbench.record import Record, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WIDE = 2
 """Parts of a picture side by side."""
@@ -32,11 +35,9 @@ def acceleration(records: Sequence[Record]) -> Any | None:
     if dots.empty:
         return None
     figure = express.scatter(
-        dots.assign(devices=dots.devices.astype(str)),
+        **_coloured(dots),
         x="ddp_acc",
         y="acc_ratio",
-        color="devices",
-        category_orders={"devices": list(map(str, sorted({*dots.devices})))},
         facet_col="strategy",
         facet_col_wrap=WIDE,
         hover_name="model",
@@ -64,10 +65,9 @@ def losses(records: Sequence[Record]) -> Any | None:
     if curves.empty:
         return None
     figure = express.line(
-        curves.assign(devices=curves.devices.astype(str), series=curves.model + ", " + curves.scaling),
+        **_coloured(curves.assign(series=curves.model + ", " + curves.scaling)),
         x="samples",
         y="loss",
-        color="devices",
         facet_col="series",
         facet_col_wrap=WIDE,
         markers=True,
@@ -77,6 +77,13 @@ def losses(records: Sequence[Record]) -> Any | None:
     figure.update_xaxes(matches=None, showticklabels=True)
     figure.update_yaxes(matches=None, showticklabels=True)
     return _laid_out(figure, parts=curves.groupby(["model", "scaling"]).ngroups)
+
+
+def _coloured(points: pd.DataFrame) -> dict[str, Any]:
+    """What gives each number of devices a colour of its own, from the fewest to the most."""
+    order = list(map(str, sorted({*points.devices})))
+    shown = points.assign(devices=points.devices.astype(str))
+    return {"data_frame": shown, "color": "devices", "category_orders": {"devices": order}}
 
 
 def _laid_out(figure: Any, *, parts: int) -> Any:

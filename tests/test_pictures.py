@@ -22,8 +22,9 @@ def ddp(strategy: str, mesh: str, samples_per_s: float, *, model: str = "resnet5
     return samples.record(*(samples.launch(samples_per_s=samples_per_s),) * 3, of=case)
 
 
-def scaled(mesh: str, *losses: float) -> Record:
-    params = {"model": "bert-large", "strategy": "zero1", "micro_batch": 4, "micro_batches": 2, "learning_rate": 0.1}
+def scaled(mesh: str, *losses: float, micro_batches: int = 2) -> Record:
+    params = {"model": "bert-large", "strategy": "zero1", "micro_batch": 4, "learning_rate": 0.1}
+    params["micro_batches"] = micro_batches
     one = Launch(step_ms=[100.0] * 3, steady_from=1, losses=list(losses), metrics={"samples_per_s": 1.0})
     return samples.record(one, of=samples.case(builder=STEP, mesh=mesh, **params))
 
@@ -64,6 +65,12 @@ def test_losses_are_drawn_over_the_samples_that_were_trained_on_before() -> None
         ("1", [0, 8, 16], [4.0, 3.0, 2.0]),
         ("2", [0, 16, 32], [4.0, 2.5, 1.5]),
     ]
+
+
+def test_numbers_of_devices_are_in_order_whichever_series_has_them() -> None:
+    figure = pictures.losses([scaled("dp1", 4.0), scaled("dp4", 4.0), scaled("dp2", 4.0, micro_batches=1)])
+    assert figure is not None
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["1", "2", "4"]
 
 
 def test_the_smoke_profile_fills_the_picture_of_acceleration() -> None:
