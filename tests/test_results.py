@@ -196,6 +196,33 @@ def test_whose_launches_have_other_numbers_of_kernels_is_from_the_baselines(h200
     assert "Two are `DataParallel`'s" in said
 
 
+def test_how_far_scaling_leads_the_losses_away_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/scaling.md")
+    off = {label: f"{100 * median(one.values('loss_deviation')):.1g} %" for label, one in scaling(h200).items()}
+    assert f"{off['weak-bert-large-dp1']} of the fall for BERT-Large on an H200" in said
+    assert f"{off['weak-bert-1.5b-dp1']} for BERT-1.5B, whose" in said
+    assert f"the losses of BERT-Large by {off['weak-bert-large-dp2']} of their fall" in said
+    assert f"of BERT-1.5B by {off['weak-bert-1.5b-dp2']}." in said
+
+
+def test_what_binds_scaling_to_the_host_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/scaling.md")
+    rows = scaling(h200)
+    kernels, compute_ms = (median(rows["weak-bert-1.5b-dp1"].values(metric)) for metric in ("kernels", "compute_ms"))
+    assert f"{round(kernels / 24, -2):,.0f} kernels of {1000 * compute_ms / kernels:.0f} µs each" in said
+    above = {
+        metric: max(100 * max(row.values(metric)) / median(row.values(metric)) - 100 for row in rows.values())
+        for metric in ("step_ms", "compute_ms")
+    }
+    assert f"up to {above['step_ms']:.0f} % more than the middle one" in said
+    assert f"judged beside the step, up to {above['compute_ms']:.1f} %." in said
+
+
+def scaling(records: list[Record]) -> dict[str, Record]:
+    """The rows of ``test_scaling`` by what their labels have in brackets."""
+    return {one.label[8:-1]: one for one in records if one.label.startswith("scaling[")}
+
+
 def prose(name: str) -> str:
     """Of a page, its lines joined."""
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
