@@ -105,6 +105,35 @@ def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
     torch.testing.assert_close(model(tokens), theirs)
 
 
+def test_bert_without_a_mask_computes_what_the_library_does() -> None:
+    model = find_model("hf_Bert-tiny").build("cpu")
+    (tokens,) = (pool[0] for pool in model.draw(2))
+    masked, labels = mask(tokens)
+
+    theirs = model.get_submodule("bert")(input_ids=masked, labels=labels).loss
+    torch.testing.assert_close(model(tokens), theirs)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "hf_Bert-tiny", "hf_Bart-tiny", "gpt-tiny"])
+def test_attention_gets_no_mask_where_its_graph_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fused kernel takes the mask that transformers 5.17 makes where it sees a graph traced or captured, and later
+    ones where it is exported."""
+    for seen in ("is_tracing", "is_torchdynamo_exporting"):
+        monkeypatch.setattr(f"transformers.masking_utils.{seen}", lambda *_: True)
+    masks = []
+
+    def attention(*args: Any, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        masks.append(attn_mask)
+        return fused(*args, attn_mask=attn_mask, **options)
+
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    model = find_model(name).build("cpu")
+    model(*(pool[0] for pool in model.draw(2)))
+
+    assert len(masks) >= len(model.blocks) and set(masks) == {None}
+
+
 WITH_LAYERS = [name for name, row in MODELS.items() if isinstance(row.dimensions.get("layers"), int)]
 
 
