@@ -122,9 +122,9 @@ def test_attention_gets_no_mask_where_its_graph_is_recorded(name: str, monkeypat
         monkeypatch.setattr(f"transformers.masking_utils.{seen}", lambda *_: True)
     masks = []
 
-    def attention(*args: Any, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-        masks.append(attn_mask)
-        return fused(*args, attn_mask=attn_mask, **options)
+    def attention(*args: Any, **options: Any) -> Tensor:
+        masks.append(options.get("attn_mask"))
+        return fused(*args, **options)
 
     fused = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
