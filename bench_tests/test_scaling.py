@@ -60,6 +60,11 @@ WORK = {
     "bert-1.5b": Work(sequence=128, micro_batch=16, loss_tolerance=0.2, loss_steps=(5, 12)),
 }
 
+SPLIT_TOLERANCE = 0.005
+"""How far several devices may lead the losses away from those of one under the same strategy. A split changes them by
+0.1 % of their fall at most; with the gradients of one of two ranks lost they differ by some percent, no more, since the
+samples of both are much alike."""
+
 
 ONE_NODE = ["dp1", "dp2", "dp4", "dp8"]
 MESHES = {
@@ -87,7 +92,7 @@ def test_scaling(
         pytest.skip(f"{work.micro_batches} micro-batches cannot be dealt to {mesh.dp} devices")
     on_each = work.micro_batches if scaling == "weak" else work.micro_batches // mesh.dp
     batch = work.micro_batch * on_each * mesh.dp
-    truth: dict[str, Any] = {"reference": {"micro_batches": on_each * mesh.dp}}
+    truth: dict[str, Any] = {"reference": {"micro_batches": on_each * mesh.dp}, "loss_tolerance": SPLIT_TOLERANCE}
     if mesh.dp == 1:
         truth = {
             "reference": {"strategy": "reference"},

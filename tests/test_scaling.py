@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
+import pytest
+from ranks import launched, start
+
+from bench_tests.strategies import STRATEGIES
 from bench_tests.tables.scaling import PUBLISHED
-from bench_tests.test_scaling import MESHES, WORK, learning_rate
+from bench_tests.test_scaling import MESHES, SPLIT_TOLERANCE, WORK, learning_rate
+from pytest_trainbench.reduce import loss_fault
+
+TRAIN = "bench_tests.training:train_step"
 
 BATCH_OF_AN_ACCELERATOR = 16 * 24
 
@@ -21,6 +29,21 @@ def test_the_rate_on_as_many_devices_is_the_same_for_both_models(model: str) -> 
     on_four = 4 * work.micro_batch * work.micro_batches
     assert learning_rate(on_four, rate=work.rate, at=work.at) == 9.375e-5
     assert work.micro_batches % 8 == 0, "strong scaling splits them over 2, 4 and 8 devices"
+
+
+def test_gradients_of_a_rank_that_are_lost_are_seen(tmp_path: Path) -> None:
+    """Samples of all ranks are much alike: the tolerance of the strategy would let it pass."""
+    row: dict[str, Any] = {"model": "bert-tiny", "strategy": "zero1", "precision": "bf16", "sequence": 64}
+    row |= {"micro_batch": 32, "learning_rate": 0.001}
+    whole = launched(start(tmp_path / "whole", TRAIN, **row, micro_batches=8))
+    right, wrong = (
+        launched(start(tmp_path / builder, builder, mesh="dp2", **row, micro_batches=4))
+        for builder in (TRAIN, "wrong_steps:zero_that_loses_a_rank")
+    )
+
+    assert loss_fault(right.losses, whole.losses, SPLIT_TOLERANCE) is None
+    assert "it trains wrong" in str(loss_fault(wrong.losses, whole.losses, SPLIT_TOLERANCE))
+    assert loss_fault(wrong.losses, whole.losses, STRATEGIES["zero1"].loss_tolerance) is None
 
 
 def test_every_published_number_of_devices_has_a_row() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench_tests.engines import torch_native
+from bench_tests.models.trainable import Trainable
 from bench_tests.parallel import parallel_step
-from bench_tests.strategies import fairscale
+from bench_tests.strategies import fairscale, zero
+from bench_tests.strategies.recipe import Trainee
 from bench_tests.training import train_step
 from pytest_trainbench import Step
 
@@ -18,6 +20,20 @@ def sharded_ddp_with_stale_gradients(mesh: DeviceMesh, **params: Any) -> Step:
     right = fairscale.step
     fairscale.step = lambda *args, zero_grad, **options: right(*args, **options)
     return train_step(mesh, strategy="oss-sdp", **params)
+
+
+def zero_that_loses_a_rank(mesh: DeviceMesh, **params: Any) -> Step:
+    """Weights follow the first rank's gradients alone, on all ranks alike."""
+    right = zero.zero
+    weight = float(mesh.size()) if mesh.get_rank() == 0 else 0.0
+
+    def wrong(model: Trainable, *args: Any, **options: Any) -> Trainee:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+        return right(model, *args, **options)
+
+    zero.zero = wrong  # type: ignore[assignment]
+    return train_step(mesh, **params)
 
 
 def pipeline_with_loose_ends(mesh: DeviceMesh, **params: Any) -> Step:
