@@ -22,16 +22,18 @@ def token_pool(*, samples: int, sequence: int, vocabulary: int, pool: int = POOL
     """Tokens of ``pool`` global batches, int64 of shape pool × samples × sequence, on the CPU.
 
     Token frequencies follow Zipf's law, as those of words do, over a shuffled vocabulary: the loss of a
-    fresh model falls from ln(vocabulary) at once. Drawn on the CPU whatever the device, so that runs on any
-    hardware, and under any split of the samples over ranks, see the same data.
+    fresh model falls from ln(vocabulary) at once. Which tokens are frequent does not depend on the samples: batches of
+    any size are of one language, and what is learned from them can be compared. Drawn on the CPU whatever the device,
+    so that runs on any hardware, and under any split of the samples over ranks, see the same data.
     """
     generator = torch.Generator().manual_seed(SEED)
+    shuffled = torch.randperm(vocabulary, generator=generator)
     frequency = 1.0 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
     cumulative = frequency.cumsum(0) / frequency.sum()
     draws = torch.rand(pool, samples, sequence, dtype=torch.float64, generator=generator)
     # The last sum may round to just below 1, and a draw may fall above it.
     rank = torch.searchsorted(cumulative, draws).clamp_(max=vocabulary - 1)
-    return torch.randperm(vocabulary, generator=generator)[rank]
+    return shuffled[rank]
 
 
 def noise_pool(*, samples: int, shape: Sequence[int], pool: int = POOL) -> Tensor:

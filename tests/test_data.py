@@ -33,6 +33,13 @@ def test_tokens_are_in_the_vocabulary_and_their_frequencies_can_be_learned() -> 
     assert -(frequency * frequency.log()).sum() < 0.85 * math.log(vocabulary)
 
 
+def test_batches_of_any_size_have_the_same_frequent_tokens() -> None:
+    """Otherwise a larger batch would train on another language, and no loss of one be a loss of the other."""
+    few, many = (token_pool(samples=samples, sequence=128, vocabulary=1000).flatten() for samples in (4, 32))
+
+    assert few.mode().values == many.mode().values
+
+
 def test_noise_is_random_never_zero_and_unlike_in_every_sample() -> None:
     pool = noise_pool(samples=3, shape=(3, 16, 20), pool=2)
 
