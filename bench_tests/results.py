@@ -69,7 +69,8 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed]) -> 
         *(derived(f"## {title}", table, "pipe") for title, table in tables(records).items()),
         derived("## Every row", _rows(records), "pipe"),
         "*apart* is the standard deviation of step time between launches. *compute* is the time in which the device"
-        " works on anything but communication. Where the host needs the whole step to issue it, *bound by* says so:"
+        " works on anything but communication. *MFU* is empty where no FLOPs were known when the row was"
+        " stored. Where the host needs the whole step to issue it, *bound by* says so:"
         " such a step is as steady as its host.",
         _shared(records, rows),
         _missing(records, rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,13 @@ def test_without_a_peak_a_product_or_the_published_size_nothing_is_made_up() -> 
         "batch × sequence × hidden": "64 × 512 × 64",
         "TFLOPS": "0.05",
     }
+
+
+def test_a_product_of_another_machine_is_marked() -> None:
+    product = measured("matrix_product", 800, precision="bf16", size=8192)
+    table = layers([layer(400), replace(product, environment={"machine": "4567abcd"})])
+    assert table is not None
+    assert table["of product"].tolist() == ["50% †"]
 
 
 def test_a_product_of_other_hardware_is_no_measure() -> None:

@@ -116,6 +116,14 @@ def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -
     ]
 
 
+def test_the_rate_of_a_run_made_of_two_machines_rates_is_marked() -> None:
+    training, evaluation = of("trainer_train", 50.0), of("trainer_eval", 100.0)
+    there = replace(evaluation, environment={"machine": "4567abcd"})
+    for second, mark in ((evaluation, ""), (there, " †")):
+        (row,) = rows(training, second)
+        assert row["run, from rates"] == f"40.0{mark}"
+
+
 def test_scaling_against_one_gpu_of_another_machine_is_marked() -> None:
     there = replace(of("trainer_train", 90.0, mesh="dp2"), environment={"machine": "4567abcd"})
     assert [row["train"] for row in rows(of("trainer_train", 50.0), there)] == ["50.0", "90.0 (90% †)"]

@@ -77,7 +77,7 @@ def beside(said: str, record: Record, other: Record) -> str:
 
 
 def marked(said: str, *machines: str) -> str:
-    return said if len(set(machines)) == 1 else f"{said} {TWO_MACHINES}"
+    return said if len(set(machines)) <= 1 else f"{said} {TWO_MACHINES}"
 
 
 def machine(record: Record) -> str:

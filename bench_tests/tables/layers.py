@@ -17,7 +17,7 @@ from bench_tests.layers.published import (
     THEORETICAL_TFLOPS,
     VECTOR_PRODUCT_TFLOPS,
 )
-from bench_tests.tables.cells import built_by, percent, shown, text, went_well
+from bench_tests.tables.cells import beside, built_by, percent, shown, text, went_well
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import tflops
@@ -52,8 +52,8 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a layer, direction, mode, number format and counting: the best batch and sequence that was measured.
 
     *of peak* is its part of the dense peak in the hardware table, *of product* that of the best matrix product of the
-    same format among ``records``; either is missing where there is none. The published figures of other devices stand
-    beside layers of the published size.
+    same format among ``records``, marked where another machine ran that; either is missing where there is none. The
+    published figures of other devices stand beside layers of the published size.
     """
     products = _best(records, "matrix_product", "precision")
     best = _best(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
@@ -66,7 +66,7 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
             "batch × sequence × hidden": f"{one.params['batch']} × {one.params['sequence']} × {hidden}",
             "TFLOPS": tflops(one.tflops),
             "of peak": _part(one.tflops, _peak(hardware, precision)),
-            "of product": _part(one.tflops, _tflops_of(products.get((hardware, precision)))),
+            "of product": _beside(one, products.get((hardware, precision))),
             **_published(LAYER_TFLOPS[layer, direction] if hidden == HIDDEN else None),
         }
         for (hardware, layer, direction, mode, precision, counting, hidden), one in best.items()
@@ -151,8 +151,8 @@ def _peak(hardware: str, precision: str) -> float | None:
     return TABLE[hardware].peak_tflops.get(precision) if hardware in TABLE else None
 
 
-def _tflops_of(best: Best | None) -> float | None:
-    return best.tflops if best else None
+def _beside(one: Best, product: Best | None) -> str:
+    return beside(_part(one.tflops, product.tflops), one.record, product.record) if product else ""
 
 
 def _published(figures: Sequence[float | None] | None) -> dict[str, str]:

@@ -49,10 +49,10 @@ class Setup:
 
 
 class Rate(NamedTuple):
-    """Samples/s, ``None`` where it ran out of memory, and the machine; that of the published runs is not known."""
+    """Samples/s, ``None`` where it ran out of memory, and the machines; those of the published runs are not known."""
 
     per_s: float | None
-    machine: str = ""
+    machines: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +142,11 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     fits = record.outcome == "ok"
     if builder == "trainer_run":
         logged = (launch.figures["train_samples_per_s"] for launch in record.launches)
-        rates.run[use] = Rate(median(logged) if fits else None, machine(record))
+        rates.run[use] = Rate(median(logged) if fits else None, frozenset({machine(record)}))
     else:
         rates.samples[builder] = record.case.params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
-        kind[use] = Rate(samples_per_s(record) if fits else None, machine(record))
+        kind[use] = Rate(samples_per_s(record) if fits else None, frozenset({machine(record)}))
     if builder == "trainer_train":
         rates.memory[use] = peak_mib(record)
 
@@ -198,21 +198,22 @@ def _run_rates(rates: Rates) -> dict[tuple[int, str], Rate]:
         if training.per_s is not None and evaluation.per_s is not None:
             train, evaluate = rates.samples["trainer_train"], rates.samples["trainer_eval"]
             run_s = EPOCHS * (train / training.per_s + evaluate / evaluation.per_s)
-            found[use] = Rate(EPOCHS * train / run_s, training.machine)
+            found[use] = Rate(EPOCHS * train / run_s, training.machines | evaluation.machines)
     return found
 
 
 def _cell(rates: Mapping[tuple[int, str], Rate], use: tuple[int, str]) -> str:
     if use not in rates:
         return ""
-    per_s, machine = rates[use]
+    per_s, machines = rates[use]
     if per_s is None:
         return "OOM"
     gpus, parallel = use
     alone = rates.get((1, parallel.replace("DataParallel", "DDP")), rates.get((1, parallel), Rate(None)))
+    said = marked(f"{per_s:,.1f}", *machines)
     if gpus == 1 or not alone.per_s:
-        return f"{per_s:,.1f}"
-    return f"{per_s:,.1f} ({marked(f'{per_s / gpus / alone.per_s:.0%}', machine, alone.machine)})"
+        return said
+    return f"{said} ({marked(f'{per_s / gpus / alone.per_s:.0%}', *machines, *alone.machines)})"
 
 
 @cache
