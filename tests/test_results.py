@@ -15,6 +15,7 @@ from samples import MIB, case, failed, launch, record
 from bench_tests import baselines, results
 from bench_tests.engines import ENGINES
 from bench_tests.results import Listed, page
+from bench_tests.tables.parallel_3d import parallel_3d
 from pytest_trainbench.record import Record, read_record
 
 ROOT = Path(__file__).parents[1]
@@ -174,6 +175,16 @@ def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines(h200: list
     assert (low, high) == (10, 25) and "ten to twenty-five times as long" in said
     low, high = (round(end(found["megatron"])) for end in (min, max))
     assert (low, high) == (3, 7) and "three to seven times with Megatron-Core" in said
+
+
+def test_what_pipelines_wait_for_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/parallel-3d.md")
+    table = parallel_3d(h200)
+    assert table is not None
+    simple = table[table["schedule"].isin(["GPipe", "1F1B"]) & table["engine"].str.startswith("PyTorch")]
+    found = {tuple(row) for row in simple[["PP", "DP", "ideal bubble", "idle or waiting"]].to_numpy().tolist()}
+    assert found == {("4", "1", "43%", "43%"), ("2", "2", "33%", "47%")}
+    assert "43 % of the step" in said and "idle for 33 %" in said and "together 47 %" in said
 
 
 def test_what_recording_gives_tensor_parallelism_is_from_the_baselines(h200: list[Record]) -> None:
