@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections import OrderedDict
+from enum import Enum, IntEnum
 from typing import Any
 
 import pytest
@@ -101,6 +102,41 @@ def test_slug_is_a_short_plain_file_name() -> None:
 
 def test_json_gives_the_same_case_back() -> None:
     assert Case.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
+
+
+class Precision(str, Enum):
+    BF16 = "bf16"
+
+
+class Number(float, Enum):
+    HALF = 0.5
+
+
+class Level(IntEnum):
+    FULL = 2
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (Precision.BF16, "bf16"),
+        (Number.HALF, 0.5),
+        (Level.FULL, 2),
+        ((0.9, 0.95), [0.9, 0.95]),
+        ({"of": (Precision.BF16, {1: Level.FULL})}, {"of": ["bf16", {"1": 2}]}),
+    ],
+)
+def test_a_parameter_is_what_its_file_gives_back(given: object, plain: object) -> None:
+    made = case(x=given)
+    assert made.id == case(x=plain).id
+    assert made.slug == case(x=plain).slug
+    assert made == case(x=plain) == Case.from_json(json.loads(json.dumps(made.to_json())))
+    assert repr(made.params["x"]) == repr(plain)
+
+
+@pytest.mark.parametrize("value", ["two words", "", 0, -1, 2**70, 0.1, 1e-300, -0.0, True, None, [], {"b": 1, "a": []}])
+def test_an_ordinary_parameter_reaches_its_builder_as_it_was_given(value: object) -> None:
+    assert repr(case(x=value).params["x"]) == repr(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"bytes", [lambda: None]])

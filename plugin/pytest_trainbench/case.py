@@ -18,8 +18,9 @@ class Case:
     """One configuration of one training step.
 
     ``builder`` is the import path ``package.module:function`` of a step builder, and ``params`` the JSON
-    values it is called with. ``version`` is raised by hand when the builder starts to do other work under the
-    same parameters. ``memory_cap_gb`` (GB of 10⁹ bytes) makes the device pretend to be smaller.
+    values it is called with: of what is given, a tuple becomes a list, and an enum that is also a text or a
+    number becomes that. ``version`` is raised by hand when the builder starts to do other work under the same
+    parameters. ``memory_cap_gb`` (GB of 10⁹ bytes) makes the device pretend to be smaller.
     """
 
     builder: str
@@ -33,12 +34,15 @@ class Case:
             raise ValueError(f"a step builder is named package.module:function, not {self.builder!r}")
         if self.memory_cap_gb is not None and not self.memory_cap_gb > 0:
             raise ValueError(f"memory cap must be above 0 GB, not {self.memory_cap_gb!r}")
+        params = {}
         for name, value in self.params.items():
             try:
-                json.dumps(value, allow_nan=False)
+                params[name] = json.loads(json.dumps(value, allow_nan=False))
             except (TypeError, ValueError) as error:
                 where = f"parameter {name}={value!r} of {self.builder}"
                 raise ValueError(f"{where} is not JSON: {error}") from None
+        # What ranks and baselines get through their files is then what the id is made of.
+        object.__setattr__(self, "params", params)
 
     @property
     def id(self) -> str:
