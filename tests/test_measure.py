@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 from pytest_trainbench import measure
 from pytest_trainbench.measure import Plan, Timing, digest
@@ -166,23 +168,22 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
     ]
 
 
-class Loss:
+class Loss(torch.Tensor):
     """Says when it is read, which on a device would mean waiting for it."""
 
-    requires_grad = False
-
-    def __init__(self, log: list[str], value: float) -> None:
-        self.log, self.value = log, value
+    seen: list[str]
 
     def __float__(self) -> float:
-        self.log.append("read")
-        return self.value
+        self.seen.append("read")
+        return super().__float__()
 
 
 def fake(log: list[str], value: float = 1.0) -> Step:
-    def run() -> Any:
+    def run() -> torch.Tensor:
         log.append("run")
-        return Loss(log, value)
+        loss = torch.tensor(value).as_subclass(Loss)
+        loss.seen = log
+        return loss
 
     return Step(run=run, samples=1, parameters=tuple)
 
@@ -224,6 +225,54 @@ def test_the_reference_refuses_it_too_before_it_runs_out_of_memory() -> None:
     with pytest.raises(ValueError, match=GRAPH):
         measure.losses(undetached(log), 3)
     assert log == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "name"), [(0.5, "float"), ({"loss": torch.tensor(0.5)}, "dict"), ((torch.tensor(0.5),), "tuple")]
+)
+def test_what_is_no_tensor_is_refused_after_the_first_step(returned: Any, name: str) -> None:
+    step = Step(run=lambda: returned, samples=1, parameters=tuple)
+    wanted = "return the loss as a detached tensor, without .item(), or None"
+    said = f"^{re.escape(f'Step.run returned a value of type {name}: {wanted}')}$"
+    with pytest.raises(TypeError, match=said):
+        run(step)
+    with pytest.raises(TypeError, match=said):
+        measure.losses(step, 3)
+
+
+def written_over(log: list[str], buffers: int, own: int = 0) -> Step:
+    """``own`` losses of their own, as of eager steps; then those of all others, in turn, in so many places."""
+    places = torch.ones(buffers)
+
+    def run() -> torch.Tensor:
+        log.append("run")
+        return torch.ones(()) if len(log) <= own else places[len(log) % buffers].fill_(1 / len(log))
+
+    return Step(run=run, samples=1, parameters=tuple)
+
+
+@pytest.mark.parametrize(("buffers", "own"), [(1, 0), (2, 0), (1, QUICK.warmup - 2)])
+def test_losses_that_later_steps_write_over_are_refused_before_any_is_timed(buffers: int, own: int) -> None:
+    log: list[str] = []
+    with pytest.raises(ValueError, match=r"^Step\.run returned the same memory .*: return a clone, loss\.clone\(\)$"):
+        run(written_over(log, buffers, own))
+    assert log == ["run"] * QUICK.warmup
+
+
+def test_losses_beside_each_other_in_one_buffer_are_not() -> None:
+    timing, _ = run(written_over([], buffers=100))
+    assert timing.losses == pytest.approx([1 / step for step in range(1, BEFORE + 11)])
+
+
+def test_losses_that_hold_no_memory_themselves_are_not(one_rank: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    ones = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+    timing, _ = run(Step(run=lambda: ones.sum(), samples=1, parameters=tuple))
+    assert timing.losses == [2.0] * (BEFORE + 10)
+
+
+def test_the_reference_reads_each_loss_at_once() -> None:
+    assert measure.losses(written_over([], 1), 3) == pytest.approx([1, 1 / 2, 1 / 3])
 
 
 class Clock:

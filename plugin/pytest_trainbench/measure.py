@@ -81,7 +81,7 @@ def run(
     counter = flops.counter() if step.flops is not None and step.counts_flops else None
     with counter or nullcontext():
         first = step.run()
-    losses.append(_detached(first))
+    losses.append(_loss(first))
 
     def count_collectives() -> dict[str, dict[str, float]] | None:
         phase("counting collectives")
@@ -101,6 +101,7 @@ def run(
     clock.synchronize()
     step_s = slowest((time.perf_counter() - began) / PACE_STEPS)
     count = plan.steps(step_s)
+    _refuse_shared(losses)
 
     if not step.eager_steps:
         # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
@@ -165,15 +166,35 @@ def losses(step: Step, steps: int, *, begin: Callable[[int], None] = lambda _: N
     found = []
     for number in range(1, steps + 1):
         begin(number)
-        loss = _detached(step.run())
+        loss = _loss(step.run())
         found.append(None if loss is None else float(loss))  # waits for the device
     return found
 
 
-def _detached(loss: torch.Tensor | None) -> torch.Tensor | None:
-    if loss is not None and loss.requires_grad:
+def _loss(returned: object) -> torch.Tensor | None:
+    """What a step returned, if it can be kept until all have run. Raises ``TypeError`` or ``ValueError`` otherwise."""
+    import torch
+
+    if returned is None:
+        return None
+    if not isinstance(returned, torch.Tensor):
+        wanted = "return the loss as a detached tensor, without .item(), or None"
+        raise TypeError(f"Step.run returned a value of type {type(returned).__name__}: {wanted}")
+    if returned.requires_grad:
         raise ValueError("Step.run returned a loss with its graph, which keeps every step's activations: detach it")
-    return loss
+    return returned
+
+
+def _refuse_shared(losses: Iterable[torch.Tensor | None]) -> None:
+    """All of them are still held, so that no two can have one address unless a later step wrote over an earlier's.
+    Raises ``ValueError`` then."""
+    # 0: such as a DTensor, which holds none itself.
+    addresses = [address for loss in losses if loss is not None and (address := loss.data_ptr())]
+    if len(set(addresses)) < len(addresses):
+        raise ValueError(
+            "Step.run returned the same memory for the losses of several steps, and they are read when all have run:"
+            " return a clone, loss.clone()"
+        )
 
 
 def digest(parameters: Iterable[torch.Tensor]) -> str:

@@ -20,7 +20,9 @@ class Step:
     run:
         Does one whole step (forward, backward, optimizer) and returns this rank's loss, a detached scalar
         tensor still on its device, or ``None`` on a rank that has none (a pipeline stage other than the
-        last). It must neither synchronise nor call ``.item()``: that would be measured.
+        last). It must neither synchronise nor call ``.item()``: that would be measured. Losses are read when
+        all steps have run: one in memory that the next step writes to (a replay of a CUDA graph) has to be
+        cloned.
     samples, tokens:
         Processed by one step on *all* ranks together.
     flops:
