@@ -164,6 +164,17 @@ def test_other_paths_are_seen_from_where_they_were_named_too() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md"])
+def test_a_tilde_is_the_users_home_wherever_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    variable = f"TRAINBENCH_{name.upper()}"
+    for found in (settings({name: "~/x"}), settings({}, {variable: "~/x"}), settings(ini={name: "~/x"})):
+        assert getattr(found, name) == Path("/home/me/x")
+    assert getattr(settings(ini={name: "x/~"}), name) == ROOT / "x/~"
+    with pytest.raises(ValueError, match=f"^{variable}=~no-such-user/x cannot be used: its ~ is no home of a user"):
+        settings({}, {variable: "~no-such-user/x"})
+
+
 def test_a_history_can_be_switched_off() -> None:
     assert settings({"history": "none"}).history is None
 

@@ -71,8 +71,16 @@ def price(text: str) -> Price:
     return Price(amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price")
 
 
+def _path(text: str) -> Path:
+    """``~`` is the user's home here too: no shell reads an ini file, or what comes after ``--history=``."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("its ~ is no home of a user that this machine knows") from None
+
+
 def _history(text: str) -> Path | None:
-    return None if text == "none" else Path(text)
+    return None if text == "none" else _path(text)
 
 
 def _positive(text: str, what: str) -> float:
@@ -166,7 +174,7 @@ OPTIONS: dict[str, Option] = {
     "baseline_dir": Option(
         help="folder of the baselines (default: baselines, beside the ini file)",
         default=Path("baselines"),
-        parse=Path,
+        parse=_path,
         metavar="DIR",
     ),
     "devices": Option(
@@ -210,7 +218,7 @@ OPTIONS: dict[str, Option] = {
     "results": Option(
         help="also write the record of every case that ran to this folder, as JSON",
         default=None,
-        parse=Path,
+        parse=_path,
         metavar="DIR",
     ),
     "history": Option(
@@ -240,7 +248,7 @@ OPTIONS: dict[str, Option] = {
     "report_md": Option(
         help="also append the report to this file, as Markdown (for $GITHUB_STEP_SUMMARY)",
         default=None,
-        parse=Path,
+        parse=_path,
         metavar="FILE",
     ),
 }
