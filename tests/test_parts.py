@@ -29,7 +29,7 @@ def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> 
     others = [event(0, 21_000, "ProfilerStep#1", "user_annotation"), {"ph": "M", "name": "process_name"}]
 
     assert parts.parts([*step, *second, *others], steps=2, host_ms=3.5) == Parts(
-        host_ms=3.5, compute_ms=7.0, communication_ms=4.0, exposed_communication_ms=3.0, kernels=4.0
+        host_ms=3.5, compute_ms=7.0, exposed_communication_ms=3.0, kernels=4.0
     )
 
 

@@ -39,13 +39,12 @@ class Parts:
 
     host_ms: from the call to its return when the device is idle at first: what the host needs to issue a step. Where
     it is as long as the step, the host sets the pace. compute_ms: the device works on anything but communication.
-    communication_ms: it communicates, or waits in a collective for another rank; exposed_communication_ms: it does so
-    and nothing else. kernels: launched, collectives included.
+    exposed_communication_ms: it communicates, or waits in a collective for another rank, and does nothing else.
+    kernels: launched, collectives included.
     """
 
     host_ms: float
     compute_ms: float
-    communication_ms: float
     exposed_communication_ms: float
     kernels: float
 
@@ -115,7 +114,6 @@ def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) ->
     return Parts(
         host_ms=host_ms,
         compute_ms=covered(compute) * per_step,
-        communication_ms=covered(communication) * per_step,
         exposed_communication_ms=(covered([*compute, *communication]) - covered(compute)) * per_step,
         kernels=sum(event["cat"] == "kernel" for event in work) / steps,
     )
