@@ -367,11 +367,18 @@ def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.
     again.stdout.fnmatch_lines(["oom: mine: out of memory, as in the baseline"])
 
 
-def test_step_times_reach_pytest_benchmark(project: pytest.Pytester) -> None:
+def test_step_times_reach_pytest_benchmark_beside_what_a_test_asks_it_for(project: pytest.Pytester) -> None:
+    with (project.path / "test_it.py").open("a") as test:
+        marker = '@pytest.mark.benchmark(group="wide", timer=time.time)'
+        plan = "Plan(min_steps=20, max_steps=20)"
+        test.write(f"\nimport time, pytest\n\n{marker}\ndef test_marked(bench, mesh):\n")
+        test.write(f"    bench(my_step, mesh=mesh, plan={plan}, width=32)\n")
     result = pytest_run(project, "--benchmark-json", "bm.json", "--launches", "2")
     assert result.ret == 0
-    (entry,) = json.loads((project.path / "bm.json").read_text())["benchmarks"]
-    assert entry["name"] == "test_mine" and entry["stats"]["rounds"] >= 20 and 0.004 < entry["stats"]["median"] < 0.5
+    entries = json.loads((project.path / "bm.json").read_text())["benchmarks"]
+    assert [(entry["name"], entry["group"]) for entry in entries] == [("test_mine", None), ("test_marked", "wide")]
+    for entry in entries:
+        assert entry["stats"]["rounds"] >= 20 and 0.004 < entry["stats"]["median"] < 0.5
 
 
 def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project: pytest.Pytester) -> None:

@@ -33,7 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "bench" in getattr(item, "fixturenames", ()):
             item.stash[CLOCK] = clock = ReplayedClock()
-            item.add_marker(pytest.mark.benchmark(timer=clock, disable_gc=False, warmup=False))
+            # Its fixture reads the closest marker alone: what the test asks for itself, such as a group, goes into it.
+            theirs = item.get_closest_marker("benchmark") or pytest.mark.benchmark.mark
+            options = {**theirs.kwargs, "timer": clock, "disable_gc": False, "warmup": False}
+            item.add_marker(pytest.mark.benchmark.with_args(*theirs.args, **options), append=False)
             # A row that ended without step times (out of memory, a crash) has none to hand over, and said so itself.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
 
