@@ -286,6 +286,20 @@ def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
     assert said == f"trainbench: no session answered at localhost:{port} within 1 s: start pytest there with --nodes"
 
 
+def test_a_node_that_leaves_takes_the_folder_of_its_fork_server_with_it() -> None:
+    program = """
+from multiprocessing.util import get_temp_dir
+from pytest_trainbench import launch, nodes
+launch.start_fork_server("")
+print(get_temp_dir(), flush=True)
+nodes._end("the session is over", code=3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    folder, said = done.stdout.splitlines()
+    assert (said, done.returncode) == ("trainbench: the session is over", 3)
+    assert Path(folder).is_absolute() and not Path(folder).exists()
+
+
 def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) -> None:
     lead = Lead(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
     port = int(lead.address.rpartition(":")[2])

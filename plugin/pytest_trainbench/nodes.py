@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -432,9 +433,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _end(words: str, *, code: int) -> NoReturn:
-    """Not a plain exit: the thread that says that this node is there may be in the middle of it."""
+    """Not a plain exit: the thread that says that this node is there may be in the middle of it. So what ``atexit``
+    would see to is left to this: the folder of the fork server's socket."""
     print(f"trainbench: {words}", flush=True)
     end_fork_server()
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)
     os._exit(code)
 
 
