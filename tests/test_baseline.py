@@ -72,9 +72,19 @@ def test_memory_that_ran_out_by_chance_is_no_baseline(tmp_path: Path) -> None:
     """Against it every later run would pass: as out of memory too, or as better because it fits."""
     save(tmp_path, record(launch(100.0), of=FIRST))
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=r"memory ran out in launch 3, and 2 fitted: because$"):
-        save(tmp_path, record(launch(90.0), launch(90.0), failed("oom", "because"), of=FIRST))
+    out = failed("oom", "because")
+    for launches, what in (
+        ([launch(90.0), launch(90.0), out], "memory ran out in launch 3, and 2 fitted"),
+        ([out, launch(90.0)], "memory ran out in launch 1, and 1 fitted"),
+        ([out], "memory ran out in one launch alone, and the baseline fitted"),
+        ([out, failed("crash")], "memory ran out in one launch alone, and the baseline fitted"),
+    ):
+        cure = "see that nothing else takes the device's memory, and save it again"
+        with pytest.raises(ValueError, match=f"{what}; {cure}: because$"):
+            save(tmp_path, record(*launches, of=FIRST))
     assert files(tmp_path) == before
+    save(tmp_path, record(out, out, of=FIRST))
+    assert files(tmp_path) != before
 
 
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -46,22 +46,32 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
         record = read_record(path)
         if record.case.id != case.id:
             raise ValueError(f"{path} holds {record.case.id!r}: it was renamed or edited by hand")
-        if why := refusal(record):
+        if why := refusal(record, None):
             raise ValueError(f"{path} is no baseline: {why}")
     except ValueError as error:
         raise ValueError(f"{error}; --save-baseline writes it anew") from error
     return record
 
 
-def refusal(record: Record) -> str | None:
-    """Why ``record`` must not become a baseline, if it must not."""
+def refusal(record: Record, replaced: Record | None) -> str | None:
+    """Why ``record`` must not become a baseline in the place of the one ``replaced``, if it must not."""
     if record.outcome not in KEPT_OUTCOMES:
         return f"it ended {record.outcome!r}: {record.reason}"
-    fitted = sum(launch.outcome == "ok" for launch in record.launches)
-    if record.outcome == "oom" and fitted:
+    ended = [launch.outcome for launch in record.launches]
+    if record.outcome == "oom":
         # Out of memory by chance: against that, what never fits would pass, and so would anything that fits.
-        return f"memory ran out in launch {fitted + 1}, and {fitted} fitted: {record.reason}"
+        cure = "see that nothing else takes the device's memory, and save it again"
+        if fitted := ended.count("ok"):
+            return f"memory ran out in launch {ended.index('oom') + 1}, and {fitted} fitted; {cure}: {record.reason}"
+        if unconfirmed(record, replaced):
+            return f"memory ran out in one launch alone, and the baseline fitted; {cure}: {record.reason}"
     return None
+
+
+def unconfirmed(record: Record, replaced: Record | None) -> bool:
+    """Whether memory ran out in one launch where the baseline fitted: that may be chance, and of two it is none."""
+    fitted = replaced is not None and replaced.outcome == "ok"
+    return fitted and sum(launch.outcome == "oom" for launch in record.launches) == 1
 
 
 def count(folder: Path, hardware: str) -> int:
@@ -84,19 +94,23 @@ def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
     Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole.
     Raises ``ValueError``, before anything is written, if one of the records must not become a baseline.
     """
-    for record in records.values():
-        if why := refusal(record):
+    olds = [_replaced(folder, record) for record in records.values()]
+    for record, old in zip(records.values(), olds, strict=True):
+        if why := refusal(record, old):
             raise ValueError(f"{record.label} cannot become a baseline: {why}")
     texts = [dump(record.to_json()) for record in records.values()]
-    return [_save(folder, *one) for one in zip(records.values(), texts, strict=True)]
+    return [_save(folder, *one) for one in zip(records.values(), olds, texts, strict=True)]
 
 
-def _save(folder: Path, record: Record, text: str) -> Saved:
-    path = path_of(folder, record.hardware, record.case)
+def _replaced(folder: Path, record: Record) -> Record | None:
     try:
-        replaced = load(folder, record.hardware, record.case)
+        return load(folder, record.hardware, record.case)
     except ValueError:
-        replaced = None  # a broken file is what saving anew is the cure for
+        return None  # a broken file is what saving anew is the cure for
+
+
+def _save(folder: Path, record: Record, replaced: Record | None, text: str) -> Saved:
+    path = path_of(folder, record.hardware, record.case)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:

@@ -214,7 +214,7 @@ class Session:
 
     def keep(self, row: Row, record: Record) -> None:
         """Store what a row measured at once: a run that is killed later must not take it along."""
-        if self.settings.save_baseline and baseline.refusal(record) is None:
+        if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
             self.settings.results.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """The first outcome among the launches that is not ``ok``: none is started after it."""
+        """The first outcome among the launches that is not ``ok``."""
         return next((launch.outcome for launch in self.launches if launch.outcome != "ok"), "ok")
 
     @property

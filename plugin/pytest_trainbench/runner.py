@@ -204,7 +204,7 @@ class Runner:
         saves = self.settings.save_baseline
         measured = self.measure(case, label=label, before=stored, saves=saves, **how)
         record, verdict = measured.record, measured.verdict
-        refused = baseline.refusal(record)
+        refused = baseline.refusal(record, stored)
         if saves and refused and record.outcome == "oom":
             verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
         elif saves and not refused:
@@ -243,16 +243,17 @@ class Runner:
         again after each of those that a row in doubt gets.
 
         One that ``saves`` is to be stored: more launches because it looks slow would bias it, and it gets them only
-        where they are too far apart for any night to see what it should. ``gates``: see :class:`Policy`. ``delay_ms``:
-        see :class:`Job`.
+        where they are too far apart for any night to see what it should, and one where memory ran out and the baseline
+        fitted. ``gates``: see :class:`Policy`. ``delay_ms``: see :class:`Job`.
         """
         how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
         mine, theirs = [], []
+        failed: Ran | None = None
         for now, then in self._rounds(case, **how):
             mine += [now] if now else []
             theirs += [then] if then else []
             # Of the launch, not of its ranks, which may have ended well with figures that cannot be believed.
-            failed = next((ran for ran in (now, then) if ran and ran[0].outcome != "ok"), None)
+            failed = failed or next((ran for ran in (now, then) if ran and ran[0].outcome != "ok"), None)
             latest = failed or now
             assert latest is not None
             _, ended = latest
@@ -262,7 +263,7 @@ class Runner:
             if self.before is not None:
                 before = self._record(self.before, case, label=label, launches=theirs)
             verdict = self._verdict(record, before, gates)
-            if not (self._helps(record, gates) if saves else verdict.doubtful):
+            if not (self._helps(record, before, gates) if saves else verdict.doubtful):
                 break
         else:
             if verdict.doubtful and not verdict.fails(ci=False):
@@ -270,9 +271,12 @@ class Runner:
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
         return Measured(record=record, before=before, verdict=verdict, ended=ended)
 
-    def _helps(self, record: Record, gates: Gates) -> bool:
-        """Whether more launches of what is to be stored would let a night see what it should."""
-        if record.outcome != "ok" or len(record.launches) >= self.policy.last:
+    def _helps(self, record: Record, before: Record | None, gates: Gates) -> bool:
+        """Whether one more launch of what is to be stored would let a night see what it should, or tell whether memory
+        ran out by chance."""
+        if record.outcome != "ok":
+            return len(record.launches) == 1 and baseline.unconfirmed(record, before)
+        if len(record.launches) >= self.policy.last:
             return False
         return self._blind(record, len(record.launches), gates) and not self._blind(record, self.policy.last, gates)
 
@@ -339,7 +343,8 @@ class Runner:
     def _launches(
         self, side: Side, case: Case, *, label: str, plan: Plan, reference: Reference | None, delay_ms: float
     ) -> Iterator[Ran]:
-        """One launch after the other, each started when it is asked for, up to the first that is not ``ok``."""
+        """One launch after the other, each started when it is asked for, as long as the run has time; where the
+        reference failed, that alone."""
         label = f"{label}, {side.name}:" if side.name else label
         truth = self._truth(side, case, reference, label) if reference else Ended()
         if truth.outcome != "ok":
@@ -352,15 +357,14 @@ class Runner:
             if number > self.settings.launches and self._left_s() < longest_s:
                 return  # one more would only be cut off
             began = time.monotonic()
-            why = ", too far apart" if self.settings.save_baseline else ", in doubt"
-            asked = f"/{self.settings.launches}" if number <= self.settings.launches else why
+            asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", to be sure"
             ended = self._launch(side, f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome == "timeout" and number > self.settings.launches and self._left_s() <= 0:
                 return  # the end of the run cut it off: that row is not settled, and nobody knows that it hung
             if ended.outcome != "ok":
                 yield Launch(outcome=ended.outcome, reason=ended.reason), ended
-                return
+                continue
             one = reduce(
                 ended.traces,
                 peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
@@ -370,8 +374,6 @@ class Runner:
                 devices=ended.devices,
             )
             yield one, ended
-            if one.outcome != "ok":
-                return
 
     def _record(self, side: Side, case: Case, *, label: str, launches: Sequence[Ran]) -> Record:
         return Record(
