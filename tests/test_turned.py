@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -18,25 +19,26 @@ from pytest_trainbench.verdict import judge
 
 START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
 CASE = case()
+HERE, ELSEWHERE = "0123abcd", "fedcba98"
 
 
 def environment(commit: str) -> Environment:
-    return Environment(must_match={}, suspects={"commit": commit}, machine="0123abcd")
+    return Environment(must_match={}, suspects={"commit": commit}, machine=HERE)
 
 
-def runs(outcomes: Sequence[str]) -> list[Run]:
-    """One a night, each of a commit of its own; ``""`` is a night without the case."""
+def runs(outcomes: Sequence[str], machines: Sequence[str] = (HERE,)) -> list[Run]:
+    """One a night, each of a commit of its own; ``""`` is a night without the case. The ``machines`` take turns."""
     return [
         Run(
             path=Path(f"{night}.jsonl"),
             started=START + timedelta(days=night),
             hardware="h200",
             environment=environment(f"c{night}"),
-            entries={CASE.id: Entry(id=CASE.id, label="a", outcome=outcome, baseline="", launches=())}
+            entries={CASE.id: Entry(id=CASE.id, label="a", outcome=outcome, baseline="", launches=(), machine=machine)}
             if outcome
             else {},
         )
-        for night, outcome in enumerate(outcomes)
+        for night, (outcome, machine) in enumerate(zip(outcomes, cycle(machines)))
     ]
 
 
@@ -60,13 +62,28 @@ def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
     def started(night: int | None) -> datetime | None:
         return None if night is None else START + timedelta(days=night)
 
-    found = turned(runs(earlier), CASE.id, environment("now"))
+    found = turned(runs(earlier), CASE.id, environment("now"), machine=HERE)
     if expected is None:
         assert found is None
         return
     count, first, green, commits = expected
     differs = (("commit", *commits),) if commits else ()
     assert found == Turned(runs=count, first=started(first), green=started(green), differs=differs)
+
+
+@pytest.mark.parametrize(
+    ("machines", "count", "green"),
+    [((HERE, ELSEWHERE), 3, 0), ((ELSEWHERE, HERE), 1, 5), ((ELSEWHERE,), 1, 5)],
+    ids=["the red one", "the green one", "none of this machine"],
+)
+def test_of_a_folder_that_machines_share_this_ones_nights_count(
+    machines: tuple[str, ...], count: int, green: int
+) -> None:
+    """Red on one alone, in turns: its last green night is not that of the other, on another level."""
+    earlier = runs(["ok", "ok", "regression", "ok", "regression", "ok"], machines)
+    found = turned(earlier, CASE.id, environment("now"), machine=HERE)
+    assert found is not None
+    assert (found.runs, found.green) == (count, START + timedelta(days=green))
 
 
 @pytest.mark.parametrize(

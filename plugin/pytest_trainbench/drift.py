@@ -123,13 +123,13 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
     A change is accepted by a new baseline that comes right after it was said: after a night that was red, better or of
     other work, or that had a drift. Any other new baseline accepts nothing, or a slow drift would hide behind it.
     """
-    here, machine = runs[-1].environment, _machine(runs[-1], case_id)
+    here, machine = runs[-1].environment, runs[-1].machine_of(case_id)
     found: list[tuple[Run, list[float]]] = []
     baseline, said = "", False
     for run in runs:
         entry = run.entries.get(case_id)
         # What another machine said was of its own, and so is the baseline that it has.
-        if entry is None or entry.outcome not in {*BELIEVED, *SAID} or _machine(run, case_id) != machine:
+        if entry is None or entry.outcome not in {*BELIEVED, *SAID} or run.machine_of(case_id) != machine:
             continue
         if said and entry.baseline != baseline:
             found.clear()
@@ -145,12 +145,6 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
         Night(day=day, figure=statistics.median(values), environment=environment)
         for day, (environment, values) in sorted(days.items())
     ][-NIGHTS_MOST:]
-
-
-def _machine(run: Run, case_id: str) -> str:
-    """That the row was measured on, or all of them together."""
-    entry = run.entries.get(case_id)
-    return (entry and entry.machine) or run.environment.machine
 
 
 def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, float] | None:

@@ -47,7 +47,7 @@ class Entry:
             label=record.label,
             outcome=outcome,
             baseline=baseline,
-            machine=str(record.environment.get("machine", "")),
+            machine=record.machine,
             launches=tuple(
                 {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
             ),
@@ -68,6 +68,11 @@ class Run:
     environment: Environment
     entries: Mapping[str, Entry]
     drifted: frozenset[str] = frozenset()
+
+    def machine_of(self, case_id: str) -> str:
+        """That a case was measured on, or all of them together."""
+        entry = self.entries.get(case_id)
+        return (entry and entry.machine) or self.environment.machine
 
 
 class Log:

@@ -245,7 +245,7 @@ class Session:
         """Since when a row is red that is red now."""
         earlier, _ = self.earlier
         now = self._runner.now.environment if self._runner else Environment.from_json(record.environment)
-        return turned(earlier, record.case.id, now)
+        return turned(earlier, record.case.id, now, machine=record.machine)
 
     @cached_property
     def trend(self) -> list[str]:

@@ -139,6 +139,11 @@ class Record:
     def reason(self) -> str | None:
         return next((launch.reason for launch in self.launches if launch.outcome != "ok"), None)
 
+    @property
+    def machine(self) -> str:
+        """Of its environment; empty where that does not say."""
+        return str(self.environment.get("machine", ""))
+
     def values(self, metric: str) -> list[float]:
         """The metric's value in each launch that has one."""
         return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]

@@ -311,7 +311,7 @@ class Runner:
 
     def priors(self, record: Record) -> Priors:
         """The noise of rows like ``record`` where it was measured."""
-        return self._learned(str(record.environment.get("machine", "")))
+        return self._learned(record.machine)
 
     @cached_property
     def _learned(self) -> Callable[[str], Priors]:

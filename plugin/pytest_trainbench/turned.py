@@ -29,13 +29,18 @@ class Turned:
     differs: tuple[Difference, ...] = ()
 
 
-def turned(earlier: Sequence[Run], case_id: str, now: Environment) -> Turned | None:
-    """Of a row that is red now; ``earlier`` runs, the oldest first. ``None`` where they know nothing of it."""
+def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: str) -> Turned | None:
+    """Of a row that is red now on ``machine``; ``earlier`` runs, the oldest first. ``None`` where they know nothing of
+    it.
+
+    One folder may be that of a fleet, and what is red on one machine may be green on another: those of this machine
+    count alone, unless there are none.
+    """
+    known = [run for run in earlier if case_id in run.entries]
+    here = [run for run in known if run.machine_of(case_id) == machine]
     reds: list[Run] = []
-    for run in reversed(earlier):
-        entry = run.entries.get(case_id)
-        if entry is None:
-            continue
+    for run in reversed(here or known):
+        entry = run.entries[case_id]
         if OUTCOMES.get(entry.outcome) == "fails":
             reds.append(run)
         elif entry.outcome in GREEN:
