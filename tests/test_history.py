@@ -23,8 +23,11 @@ FIRST = Entry.of(
     record(launch(100.0, peak_allocated_bytes=7, host_ms=1.0), launch(101.0, peak_allocated_bytes=8)),
     outcome="ok",
     baseline="2026-01-02T03:04:05+00:00",
+    fails=False,
 )
-SECOND = Entry.of(record(failed("crash"), of=case(mesh="dp4"), label="sharding[ddp-dp4]"), outcome="crash", baseline="")
+SECOND = Entry.of(
+    record(failed("crash"), of=case(mesh="dp4"), label="sharding[ddp-dp4]"), outcome="crash", baseline="", fails=True
+)
 
 
 def log(folder: Path, started: datetime = NIGHT) -> Log:

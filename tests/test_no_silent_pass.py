@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from own_project import STEP, TEST, pytest_run, stored
+from samples import failed, record
 
 
 def edit(project: pytest.Pytester, **replaced: Any) -> None:
@@ -24,9 +25,26 @@ def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
 ) -> None:
     monkeypatch.setenv("CI", ci)
-    result = pytest_run(project, "--launches", "1")
+    result = pytest_run(project, "--launches", "1", "--report-md", "report.md")
     assert result.ret == code
     result.stdout.fnmatch_lines([NO_BASELINE])
+    assert ("<details open><summary>no-baseline: mine:" in (project.path / "report.md").read_text()) == bool(code)
+
+
+def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(saved: pytest.Pytester) -> None:
+    edit(saved, launches=record(failed("oom")).to_json()["launches"])
+    strict = ["--launches", "1", "--history", "kept", "--fail-on-improvement", "--report-md", "report.md"]
+    assert pytest_run(saved, *strict).ret == 1
+    result = pytest_run(saved, *strict)
+    assert result.ret == 1
+    red = [
+        "improvement: mine: fits in memory where the baseline did not",
+        "  since     20*-*-* UTC, 2 runs in a row; no green run is kept",
+        "  accept    pytest test_it.py::test_mine *--save-baseline",
+    ]
+    result.stdout.fnmatch_lines(red)
+    said = (saved.path / "report.md").read_text().splitlines()
+    pytest.LineMatcher(said).fnmatch_lines([f"<details open><summary>{red[0]}</summary>", *red])
 
 
 def test_a_renamed_test_keeps_its_baseline(saved: pytest.Pytester) -> None:

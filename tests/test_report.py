@@ -39,7 +39,8 @@ SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
 def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
     """A test that ran, judged."""
     verdict = judge(now, then, suspects=SUSPECTS)
-    return Row(**{"label": label, "verdict": verdict, "record": now, "baseline": then, **replaced})
+    usual = {"label": label, "verdict": verdict, "record": now, "baseline": then, "fails": verdict.fails(ci=False)}
+    return Row(**{**usual, **replaced})
 
 
 def skipped(label: str) -> Row:
@@ -421,6 +422,16 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
         """)  # noqa: E501
         + "\n"
     )
+
+
+def test_what_fails_in_this_session_alone_is_said_as_a_failure_and_not_again_as_a_note() -> None:
+    """Where ``CI`` is set a row without a baseline fails, and an improvement where that is asked for."""
+    better = row(measured(80.0), label="sharding[fast-dp4]", fails=True, accept="pytest --save-baseline")
+    report = markdown.report([OK, better, dataclasses.replace(NEW, fails=True), NEWER], "header", {})
+    firsts = re.findall("<details open><summary>(improvement|no-baseline): sharding", report)
+    assert firsts == ["improvement", "no-baseline"]
+    assert "  accept    pytest --save-baseline\n" in report
+    assert terminal.notes([better, dataclasses.replace(NEW, fails=True)]) == []
 
 
 def test_markdown_says_a_drift_before_the_table_and_that_there_are_too_few_nights_after_it() -> None:

@@ -296,7 +296,7 @@ def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine
         (FAILURES["oom"], record(), "regression", True),
         (RAN, record(*[launch(10.0)] * 3), "regression", True),
         (RAN, record(*[launch(flops_per_step=7)] * 3), "incomparable", True),
-        (RAN, record(*[launch(1000.0)] * 3), "improvement", False),
+        (RAN, record(*[launch(1000.0)] * 3), "improvement", True),
         (FAILURES["crash"], None, "crash", False),
     ],
 )

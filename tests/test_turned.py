@@ -26,19 +26,26 @@ def environment(commit: str) -> Environment:
     return Environment(must_match={}, suspects={"commit": commit}, machine=HERE)
 
 
-def runs(outcomes: Sequence[str], machines: Sequence[str] = (HERE,)) -> list[Run]:
-    """One a night, each of a commit of its own; ``""`` is a night without the case. The ``machines`` take turns."""
+def runs(
+    outcomes: Sequence[str], machines: Sequence[str] = (HERE,), fails: Sequence[bool | None] = (None,)
+) -> list[Run]:
+    """One a night, each of a commit of its own; ``""`` is a night without the case. The ``machines`` take turns, and
+    so does whether its test ``fails``."""
     return [
         Run(
             path=Path(f"{night}.jsonl"),
             started=START + timedelta(days=night),
             hardware="h200",
             environment=environment(f"c{night}"),
-            entries={CASE.id: Entry(id=CASE.id, label="a", outcome=outcome, baseline="", launches=(), machine=machine)}
+            entries={
+                CASE.id: Entry(
+                    id=CASE.id, label="a", outcome=outcome, baseline="", launches=(), machine=machine, fails=failed
+                )
+            }
             if outcome
             else {},
         )
-        for night, (outcome, machine) in enumerate(zip(outcomes, cycle(machines)))
+        for night, (outcome, machine, failed) in enumerate(zip(outcomes, cycle(machines), cycle(fails)))
     ]
 
 
@@ -84,6 +91,22 @@ def test_of_a_folder_that_machines_share_this_ones_nights_count(
     found = turned(earlier, CASE.id, environment("now"), machine=HERE)
     assert found is not None
     assert (found.runs, found.green) == (count, START + timedelta(days=green))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "fails", "count"),
+    [
+        (["ok", "improvement", "improvement"], (False, True, True), 3),
+        (["ok", "no-baseline", "no-baseline"], (False, True, True), 3),
+        (["ok", "improvement", "improvement"], (False, True, False), 1),
+        (["ok", "no-baseline", "regression"], (False, False, True), 2),
+    ],
+    ids=["--fail-on-improvement", "CI", "an improvement that passed", "at a desk"],
+)
+def test_red_is_what_failed_in_its_own_run(earlier: list[str], fails: tuple[bool, ...], count: int) -> None:
+    found = turned(runs(earlier, fails=fails), CASE.id, environment("now"), machine=HERE)
+    assert found is not None and found.green is not None
+    assert found.runs == count
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ class Entry:
 
     outcome: of its verdict. baseline: when the baseline that it was held against was made (as in its record), or the
     one that it became; empty where there was none. launches: of each launch the metrics that have a gate, by name.
-    machine: as of an environment; on several nodes not that of the run. Empty in older files.
+    machine: as of an environment; on several nodes not that of the run. Empty in older files. fails: whether its test
+    did, which for some outcomes was that run's to say; ``None`` in older files.
     """
 
     id: str
@@ -38,9 +39,10 @@ class Entry:
     baseline: str
     launches: tuple[Mapping[str, float], ...]
     machine: str = ""
+    fails: bool | None = None
 
     @classmethod
-    def of(cls, record: Record, *, outcome: str, baseline: str) -> Entry:
+    def of(cls, record: Record, *, outcome: str, baseline: str, fails: bool) -> Entry:
         gated = [name for name, metric in METRICS.items() if metric.gate is not None]
         return cls(
             id=record.case.id,
@@ -48,6 +50,7 @@ class Entry:
             outcome=outcome,
             baseline=baseline,
             machine=record.machine,
+            fails=fails,
             launches=tuple(
                 {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
             ),

@@ -226,11 +226,7 @@ class Session:
             # What disturbed a launch is no drift.
             calm = () if before is None else causes.calm(record, before)
             kept = dataclasses.replace(record, launches=calm or record.launches)
-            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made))
-
-    def fails(self, row: Row) -> bool:
-        """Whether the row's test does."""
-        return row.verdict.fails(ci=self.settings.ci, on_improvement=self.settings.fail_on_improvement)
+            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
 
     @cached_property
     def earlier(self) -> tuple[list[history.Run], list[str]]:
@@ -544,8 +540,8 @@ def bench(
             raise FAILED(terminal.failure(row), pytrace=False) from None
         record = row.record
         assert record is not None
-        if session.fails(row):
-            row = dataclasses.replace(row, turned=session.turned(record))
+        if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
+            row = dataclasses.replace(row, fails=True, turned=session.turned(record))
         if not row.same_as:
             session.keep(row, record)  # first: what could not be stored is no row that was
         session.rows.append(row)
@@ -558,7 +554,7 @@ def bench(
                 request.node.user_properties.append((name, text))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
-        if session.fails(row):
+        if row.fails:
             pytest.fail(terminal.failure(row), pytrace=False)
         return record
 
@@ -613,7 +609,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours is None or not ours.rows:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
-    red = any(map(ours.fails, ours.rows))
+    red = any(row.fails for row in ours.rows)
     calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
     terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", red=red, yellow=not red and not calm)
     terminalreporter.write_line(terminal.summary(ours.rows))
@@ -631,7 +627,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
     """The row of a case that failed before it was measured, now part of the report and of JUnit's."""
-    row = Row(label=_label(item), verdict=Verdict(outcome=outcome, reason=reason))
+    row = Row(label=_label(item), verdict=Verdict(outcome=outcome, reason=reason), fails=True)
     item.config.stash[SESSION].rows.append(row)
     item.user_properties.append(("trainbench_outcome", outcome))
     return row
@@ -643,11 +639,11 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     session = item.config.stash[SESSION]
     at = next(at for at in reversed(range(len(session.rows))) if session.rows[at].label == _label(item))
     row = session.rows[at]
-    if session.fails(row):
+    if row.fails:
         return
     stored = "; its baseline was stored before that" if row.verdict.outcome == "saved" else ""
     verdict = Verdict(outcome="invalid", reason=f"its test failed after it was measured: {reason}{stored}")
-    session.rows[at] = dataclasses.replace(row, verdict=verdict, accept="")
+    session.rows[at] = dataclasses.replace(row, verdict=verdict, fails=True, accept="")
     item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
 

@@ -217,13 +217,13 @@ class Runner:
                 reason = APART
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
         row = dataclasses.replace(measured, verdict=verdict).row(label)
+        moved = verdict.outcome in ("regression", "incomparable", "improvement")
         if self.before is not None:
-            moved = verdict.outcome in ("regression", "incomparable", "improvement")
             return dataclasses.replace(row, against=self.before.name, again=accept if moved else "")
         return dataclasses.replace(
             row,
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
-            accept=accept if verdict.outcome in ("regression", "incomparable") or not verdict.compared else "",
+            accept=accept if moved or not verdict.compared else "",
             stale="" if stored is None or saves else self._stale(stored, record, verdict),
         )
 

@@ -14,7 +14,7 @@ from pytest_trainbench.history import Run
 from pytest_trainbench.verdict import OUTCOMES
 
 GREEN = ("ok", "saved", "improvement")
-"""Outcomes after which a row was in order. Others that do not fail say nothing: such a run is passed over."""
+"""Outcomes after which a row that did not fail was in order. Others say nothing: such a run is passed over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: s
     reds: list[Run] = []
     for run in reversed(here or known):
         entry = run.entries[case_id]
-        if OUTCOMES.get(entry.outcome) == "fails":
+        if entry.fails or (entry.fails is None and OUTCOMES.get(entry.outcome) == "fails"):
             reds.append(run)
         elif entry.outcome in GREEN:
             first = reds[-1].environment if reds else now

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.report.terminal import counts, derived, failure, grid, notes
-from pytest_trainbench.verdict import OUTCOMES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +24,7 @@ OPENED = 3
 def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame], trend: Sequence[str] = ()) -> str:
     """What is red and what drifts comes first: of a hundred rows the table alone is longer than a screen."""
     parts = [f"## Training benchmark: {counts(rows)}", header]
-    red = [failure(row) for row in rows if OUTCOMES[row.verdict.outcome] == "fails"]
+    red = [failure(row) for row in rows if row.fails]
     left, short = DETAILS_MOST, []
     for number, text in enumerate(red):
         first = text.splitlines()[0]

@@ -17,6 +17,7 @@ from pytest_trainbench.verdict import Verdict
 class Row:
     """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
 
+    fails: whether its test does, which for some outcomes is the session's to say (``CI``, ``--fail-on-improvement``).
     against: the other side of a run that compares two, whose record ``baseline`` is then. again: the command that
     compares this row alone once more.
     accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
@@ -26,6 +27,7 @@ class Row:
 
     label: str
     verdict: Verdict
+    fails: bool = False
     record: Record | None = None
     baseline: Record | None = None
     baseline_path: Path | None = None

@@ -60,7 +60,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     :func:`failure`); each reason once."""
     labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.verdict.reason and OUTCOMES[row.verdict.outcome] != "fails":
+        if row.verdict.reason and not row.fails:
             labels.setdefault((row.verdict.outcome, row.verdict.reason), []).append(row.label)
     said = [f"{row.label} is the same case as {row.same_as}: measured once" for row in rows if row.same_as]
     stale: dict[str, list[str]] = {}
@@ -68,7 +68,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
     said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()]
-    if disturbed := [row for row in rows if row.verdict.causes and OUTCOMES[row.verdict.outcome] != "fails"]:
+    if disturbed := [row for row in rows if row.verdict.causes and not row.fails]:
         who = ", ".join(row.label for row in disturbed)
         said.append(f"the machine was not as for the baseline: {who}: for example {disturbed[0].verdict.causes[0]}")
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
