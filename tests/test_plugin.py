@@ -272,6 +272,25 @@ def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: p
     assert "test_it" not in result.stdout.str()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hw", "*gaudi2*Type --hw *"),
+        ("against", "ERROR: --against=gaudi2 cannot be used: it is no Python interpreter *"),
+    ],
+)
+def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_test(
+    project: pytest.Pytester, name: str, said: str
+) -> None:
+    """So does what a machine asks for in its environment; what the command line names is missed at once."""
+    project.makeini(f"[pytest]\npythonpath = .\ntrainbench_{name} = gaudi2\n")
+    missed = project.runpytest_subprocess()
+    assert missed.ret == 4
+    missed.stderr.fnmatch_lines([said])
+    project.makepyfile(test_it="def test_plain(): pass\n")
+    project.runpytest_subprocess().assert_outcomes(passed=1)
+
+
 def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -> None:
     full = "    raise OSError(28, 'No space left on device')\n"
     project.makeconftest(f"from pytest_trainbench import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n")

@@ -73,8 +73,6 @@ class Session:
         self.log: history.Log | None = None
         self.gates: dict[str, Gates] = {}
         """By id of a case, what its markers ask for."""
-        self.other: Other | None = None
-        """What ``--against`` names."""
         self.sides: tuple[SideProcess, SideProcess] | None = None
         """The other side and this one, while they run; ``until_end`` ends them."""
         self.cluster: Cluster | None = None
@@ -93,6 +91,16 @@ class Session:
             except HardwareNotFound as error:
                 raise pytest.UsageError(str(error)) from None
         return self._hardware
+
+    @cached_property
+    def other(self) -> Other | None:
+        """What ``--against`` names. Raises ``pytest.UsageError`` where that cannot be used."""
+        if self.settings.against is None:
+            return None
+        try:
+            return against.find(self.settings.against, self.config.rootpath)
+        except ValueError as error:
+            raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
     @property
     def available(self) -> int:
@@ -392,13 +400,11 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = Session(config, options)
-    if options.against is not None:
-        try:
-            config.stash[SESSION].other = against.find(options.against, config.rootpath)
-        except ValueError as error:
-            raise pytest.UsageError(f"--against={options.against} cannot be used: {error}") from None
-    if options.hw != "auto":
-        # Asked for by name, so said at once whether it is there; "auto" is looked at when a case needs it.
+    # What this command asks for by name is looked at before anything is collected. What a project asks for in its ini
+    # file or a machine in its environment waits for a case: their other tests run without it.
+    if config.getoption("trainbench_against") is not None:
+        _ = config.stash[SESSION].other
+    if config.getoption("trainbench_hw") is not None and options.hw != "auto":
         device_kind(config)
     if config.pluginmanager.hasplugin("benchmark"):
         from pytest_trainbench import benchmark_bridge
@@ -413,7 +419,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
-    _ = ours.hardware
+    _ = ours.hardware, ours.other
     ours.check_places()
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return  # pytest is about to say what it could not collect
