@@ -38,6 +38,7 @@ def calibrated(
     *,
     seen: Callable[[int], dict[str, Any]] = lambda launch: {},
     gates: Gates = NO_GATES,
+    **options: str,
 ) -> tuple[Row, list[Job]]:
     """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
     jobs: list[Job] = []
@@ -49,7 +50,7 @@ def calibrated(
 
     monkeypatch.setattr(runner, "launch", launch)
     of = Runner(
-        settings=settings.read({"calibrate": "true"}, {}, {"baseline_dir": str(folder / "none")}, folder),
+        settings=settings.read({"calibrate": "true", **options}, {}, {"baseline_dir": str(folder / "none")}, folder),
         hardware=Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4),
         now=Here(
             environment=Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd"),
@@ -64,7 +65,7 @@ def calibrated(
 def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3))
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), launches="3")
     assert row.verdict.outcome == "calibrated"
     found = row.calibration
     assert found is not None and not found.red
@@ -76,11 +77,26 @@ def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     assert step is not None and found.sees[3] == pytest.approx(step.sees), "what three launches on either side saw"
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "stored"),
+    [([100.0, 100.1, 100.2], 5), ([100.0, 104.0, 98.5, 101.0, 102.5], 6)],
+    ids=["agree", "apart"],
+)
+def test_slowdowns_are_held_against_as_many_launches_as_a_baseline_has(
+    step_ms: list[float], stored: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found is then what a night will find."""
+    row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: step_ms[launch % len(step_ms)])
+    assert row.baseline is not None and row.record is not None
+    assert (len(row.baseline.launches), len(row.record.launches)) == (stored, 3)
+    assert [job.delay_ms > 0 for job in jobs[: stored + 4]] == [False] * (stored + 3) + [True]
+
+
 def test_what_would_be_seen_is_told_with_the_limits_of_the_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"step_ms": {"floor": 0.04, "tolerance": 0.2}}
-    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), gates=limits)
+    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), gates=limits, launches="3")
     found, step = row.calibration, row.verdict.change("step_ms")
     assert found is not None and step is not None
     assert [trial.found for trial in found.trials] == [False, True, True]
@@ -97,7 +113,7 @@ def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pyt
 
 def test_a_machine_that_cries_wolf_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose every launch is slower than the one before."""
-    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 if launch < 3 else 120)
+    row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 if launch < 5 else 120)
     assert row.verdict.outcome == "regression" and row.verdict.fails(ci=False)
     assert row.verdict.reason is not None and row.verdict.reason.startswith("nothing was changed, and yet: step time")
     assert row.calibration is not None and row.calibration.red
@@ -107,18 +123,18 @@ def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(launch: int) -> dict[str, Any]:
-        return {"compilations": {"recompiles": 0.0}} if launch < 3 else {}
+        return {"compilations": {"recompiles": 0.0}} if launch < 5 else {}
 
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
-    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 6)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 8)
 
 
 def test_a_slowdown_that_could_not_be_planted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(launch: int) -> dict[str, Any]:
-        return {"digest_after": "before"} if launch == 6 else {}
+        return {"digest_after": "before"} if launch == 8 else {}
 
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100.0, seen=seen)
-    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("invalid", None, 7)
+    assert (row.verdict.outcome, row.calibration, len(jobs)) == ("invalid", None, 9)
 
 
 def test_the_table_and_its_sentences() -> None:

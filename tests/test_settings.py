@@ -21,6 +21,7 @@ DEFAULTS = Settings(
     calibrate=False,
     against=None,
     launches=3,
+    stored_launches=5,
     confirm=7,
     night_error=1 / 30,
     floor=None,
@@ -103,7 +104,8 @@ def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sent
 
 def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:
     assert settings({"save_baseline": "true"}).launches == 5
-    assert settings({"save_baseline": "true"}, {"TRAINBENCH_LAUNCHES": "2"}).launches == 2
+    told = settings({"save_baseline": "true"}, {"TRAINBENCH_LAUNCHES": "2"})
+    assert (told.launches, told.stored_launches) == (2, 2)
 
 
 def test_every_option_is_known_here() -> None:

@@ -36,6 +36,7 @@ def calibrate(runner: Runner, case: Case, *, label: str, plan: Plan, reference: 
             reference=reference,
             gates=gates,
             before=before.record if before else None,
+            saves=before is None,
             delay_ms=delay_ms,
         )
 

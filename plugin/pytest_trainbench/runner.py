@@ -242,11 +242,18 @@ class Runner:
         """Launch ``case`` and judge it against ``before``, or the other side: when the first launches are there, and
         again after each of those that a row in doubt gets.
 
-        One that ``saves`` is to be stored: more launches because it looks slow would bias it, and it gets them only
-        where they are too far apart for any night to see what it should, and one where memory ran out and the baseline
-        fitted. ``gates``: see :class:`Policy`. ``delay_ms``: see :class:`Job`.
+        One that ``saves`` is to be stored, or stands for what is: more launches because it looks slow would bias it,
+        and it gets them only where they are too far apart for any night to see what it should, and one where memory ran
+        out and the baseline fitted. ``gates``: see :class:`Policy`. ``delay_ms``: see :class:`Job`.
         """
-        how: dict[str, Any] = {"label": label, "plan": plan, "reference": reference, "delay_ms": delay_ms}
+        first = self.settings.stored_launches if saves else self.settings.launches
+        how: dict[str, Any] = {
+            "label": label,
+            "first": first,
+            "plan": plan,
+            "reference": reference,
+            "delay_ms": delay_ms,
+        }
         mine, theirs = [], []
         failed: Ran | None = None
         for now, then in self._rounds(case, **how):
@@ -257,7 +264,7 @@ class Runner:
             latest = failed or now
             assert latest is not None
             _, ended = latest
-            if failed is None and len(mine) < self.settings.launches:
+            if failed is None and len(mine) < first:
                 continue
             record = self._record(self.now, case, label=label, launches=mine)
             if self.before is not None:
@@ -276,9 +283,8 @@ class Runner:
         ran out by chance."""
         if record.outcome != "ok":
             return len(record.launches) == 1 and baseline.unconfirmed(record, before)
-        if len(record.launches) >= self.policy.last:
-            return False
-        return self._blind(record, len(record.launches), gates) and not self._blind(record, self.policy.last, gates)
+        stored, most = len(record.launches), self.settings.stored_launches + self.settings.confirm
+        return stored < most and self._blind(record, stored, gates) and not self._blind(record, most, gates)
 
     def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
         """Whether a night would be noisy against ``stored`` launches like these."""
@@ -341,10 +347,18 @@ class Runner:
             raise
 
     def _launches(
-        self, side: Side, case: Case, *, label: str, plan: Plan, reference: Reference | None, delay_ms: float
+        self,
+        side: Side,
+        case: Case,
+        *,
+        label: str,
+        first: int,
+        plan: Plan,
+        reference: Reference | None,
+        delay_ms: float,
     ) -> Iterator[Ran]:
-        """One launch after the other, each started when it is asked for, as long as the run has time; where the
-        reference failed, that alone."""
+        """One launch after the other, each started when it is asked for and, from the ``first`` ones on, only while the
+        run has time; where the reference failed, that alone."""
         label = f"{label}, {side.name}:" if side.name else label
         truth = self._truth(side, case, reference, label) if reference else Ended()
         if truth.outcome != "ok":
@@ -354,13 +368,13 @@ class Runner:
             return
         longest_s = 0.0
         for number in count(1):
-            if number > self.settings.launches and self._left_s() < longest_s:
+            if number > first and self._left_s() < longest_s:
                 return  # one more would only be cut off
             began = time.monotonic()
-            asked = f"/{self.settings.launches}" if number <= self.settings.launches else ", to be sure"
+            asked = f"/{first}" if number <= first else ", to be sure"
             ended = self._launch(side, f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
-            if ended.outcome == "timeout" and number > self.settings.launches and self._left_s() <= 0:
+            if ended.outcome == "timeout" and number > first and self._left_s() <= 0:
                 return  # the end of the run cut it off: that row is not settled, and nobody knows that it hung
             if ended.outcome != "ok":
                 yield Launch(outcome=ended.outcome, reason=ended.reason), ended

@@ -264,6 +264,8 @@ class Settings:
     calibrate: bool
     against: str | None
     launches: int
+    stored_launches: int
+    """``launches`` of what is to be stored, or stands for that."""
     confirm: int
     night_error: float
     floor: float | None
@@ -315,8 +317,9 @@ def read(
         if isinstance(values[name], Path):
             # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
             values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
+    stored_launches = values["launches"] or STORED_LAUNCHES
     if values["launches"] is None:
-        values["launches"] = STORED_LAUNCHES if values["save_baseline"] else LAUNCHES
+        values["launches"] = stored_launches if values["save_baseline"] else LAUNCHES
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:
@@ -328,4 +331,4 @@ def read(
         if values["launches"] < 2:
             raise ValueError("--against needs two launches of each side, to see how far apart they are: --launches 2")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
-    return Settings(**values, preload=ini.get("preload", ""), ci=ci)
+    return Settings(**values, stored_launches=stored_launches, preload=ini.get("preload", ""), ci=ci)
