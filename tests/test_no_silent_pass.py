@@ -154,10 +154,23 @@ def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
     assert re.findall('name="trainbench_outcome" value="([a-z-]+)"', junit) == ["invalid"]
 
 
-def test_under_xdist_a_case_is_refused(project: pytest.Pytester) -> None:
-    result = pytest_run(project, "-n", "1")
+def test_under_xdist_a_case_is_refused_also_where_it_would_be_skipped(project: pytest.Pytester) -> None:
+    """Its skip would be in no report, and a run of nothing else green."""
+    skips = "import pytest\n\n@pytest.mark.skip\ndef test_yours(bench): pass\n"
+    skips += "\n@pytest.mark.mesh(dp=8)\ndef test_theirs(bench, mesh): pass\n"
+    late = "\ndef test_late(request): request.getfixturevalue('bench')\n"
+    project.makepyfile(test_it=TEST + skips + late)
+    result = pytest_run(project, "-n", "1", "--report-md", "report.md", "-p", "no:benchmark")
+    result.assert_outcomes(errors=3, failed=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*needs the machine to itself: run it without -n (pytest-xdist)"])
+    said = "*a training benchmark needs the machine to itself: run it without pytest-xdist's processes (-n 0)"
+    result.stdout.fnmatch_lines([said] * 4)
+    assert not (project.path / "report.md").exists()
+
+
+def test_under_xdist_other_tests_run(project: pytest.Pytester) -> None:
+    project.makepyfile(test_it="def test_plain(): pass\n")
+    pytest_run(project, "-n", "1").assert_outcomes(passed=1)
 
 
 def test_a_selection_that_picks_nothing_is_no_pass(project: pytest.Pytester) -> None:

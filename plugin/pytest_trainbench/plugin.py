@@ -53,6 +53,9 @@ FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 NIGHTLY = ("--launches", "--confirm", "--run-timeout")
 """Options, each with a value, of a night: a baseline has its own number of launches, and all of them."""
 
+ALONE = "a training benchmark needs the machine to itself: run it without pytest-xdist's processes (-n 0)"
+"""Said of a case under pytest-xdist."""
+
 QUIET_S = 30.0
 """Where there is no terminal to draw on, long work is heard of this often."""
 
@@ -497,6 +500,8 @@ def bench(
     the reference's loss has fallen), from the first to the last of ``loss_steps``.
     """
     session = request.config.stash[SESSION]
+    if _is_worker(request.config):  # by getfixturevalue: any other case was refused before
+        pytest.fail(ALONE, pytrace=False)
 
     def run(
         builder: str | Callable[..., Any],
@@ -509,11 +514,6 @@ def bench(
         loss_steps: tuple[int, int] = LOSS_STEPS,
         **params: Any,
     ) -> Record:
-        if _is_worker(request.config):
-            pytest.fail(
-                "a training benchmark needs the machine to itself: run it without -n (pytest-xdist)",
-                pytrace=False,
-            )
         from pytest_trainbench.calibrate import calibrate
         from pytest_trainbench.runner import Reference
 
@@ -567,6 +567,14 @@ def bench(
     return run
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before anything can skip it: what a process of pytest-xdist skips is in no report, and a run of nothing but that
+    would be green."""
+    if is_case(item) and _is_worker(item.config):
+        pytest.fail(ALONE, pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -574,11 +582,13 @@ def pytest_runtest_makereport(
     """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too, and so is
     one that fails before anything is measured."""
     report = yield
-    if is_case(item) and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+    if not is_case(item) or call.excinfo is None or _is_worker(item.config):
+        return report
+    if call.excinfo.errisinstance(pytest.skip.Exception):
         verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
         item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
-    if is_case(item) and call.excinfo is not None and report.failed and not _is_worker(item.config):
-        refused = call.excinfo.errisinstance(FAILED)
+    refused = call.excinfo.errisinstance(FAILED)
+    if report.failed:
         words = f"{'' if refused else f'{call.excinfo.typename}: '}{call.excinfo.value}".partition("\n")[0]
         if not any(name == "trainbench_outcome" for name, _ in item.user_properties):
             # It never came to be measured: a report without it would be green where the run is red.
@@ -586,7 +596,7 @@ def pytest_runtest_makereport(
         else:
             _disowned(item, words)
     crash = getattr(report.longrepr, "reprcrash", None)
-    if is_case(item) and crash is not None and call.excinfo is not None and call.excinfo.errisinstance(FAILED):
+    if crash is not None and refused:
         # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
         crash.message = crash.message.partition("\n")[0]
     return report
