@@ -56,6 +56,10 @@ NIGHTLY = ("--launches", "--confirm", "--run-timeout")
 ALONE = "a training benchmark needs the machine to itself: run it without pytest-xdist's processes (-n 0)"
 """Said of a case under pytest-xdist."""
 
+UNSEEN = "name bench among the arguments of the test or of a fixture: getfixturevalue('bench') comes after all checks"
+"""Said of a test that nobody knew for a case when tests were collected: the hardware was not looked at, and it has no
+share of the night's error."""
+
 QUIET_S = 30.0
 """Where there is no terminal to draw on, long work is heard of this often."""
 
@@ -500,8 +504,8 @@ def bench(
     the reference's loss has fallen), from the first to the last of ``loss_steps``.
     """
     session = request.config.stash[SESSION]
-    if _is_worker(request.config):  # by getfixturevalue: any other case was refused before
-        pytest.fail(ALONE, pytrace=False)
+    if not is_case(request.node):
+        pytest.fail(UNSEEN, pytrace=False)
 
     def run(
         builder: str | Callable[..., Any],
