@@ -42,10 +42,10 @@ def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
 
     yield "# Planted slowdowns"
     yield (
-        f"Measured by `python -m benchmarks.planted run` on {every('hardware')}, machines {every('machine')}, torch"
+        f"Measured by `python -m benchmarks.planted run FILE` on {every('hardware')}, machines {every('machine')}, torch"
         f" {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
         f" {len(nights)} runs in which nothing changed and {len(runs) - len(nights)} with one fault each of"
-        " `benchmarks/planted/faults.py`. Printed by `python -m benchmarks.planted page`."
+        " `benchmarks/planted/faults.py`. Printed by `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl`."
     )
     if nights:
         yield from unchanged(nights)
