@@ -42,10 +42,11 @@ def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
 
     yield "# Planted slowdowns"
     yield (
-        f"Measured by `python -m benchmarks.planted run FILE` on {every('hardware')}, machines {every('machine')}, torch"
-        f" {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
+        f"Measured by `python -m benchmarks.planted run FILE` on {every('hardware')}, machines {every('machine')},"
+        f" torch {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
         f" {len(nights)} runs in which nothing changed and {len(runs) - len(nights)} with one fault each of"
-        " `benchmarks/planted/faults.py`. Printed by `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl`."
+        " `benchmarks/planted/faults.py`. Printed by"
+        " `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl`."
     )
     if nights:
         yield from unchanged(nights)
