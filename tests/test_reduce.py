@@ -355,6 +355,15 @@ def test_the_parts_of_a_step_are_those_of_the_rank_that_sets_the_pace() -> None:
     assert "host_ms" not in reduce([trace()], peak_tflops=None).metrics
 
 
+def test_communication_takes_no_more_than_the_devices_work_leaves_of_a_step() -> None:
+    """Under the profiler ranks wait longer for each other."""
+    plain = reduce([trace()], peak_tflops=None).metrics["step_ms"]
+    for compute_ms, exposed_ms in ((plain - 2.0, 2.0), (plain + 1.0, 0.0)):
+        parts = {"host_ms": 1.0, "compute_ms": compute_ms, "exposed_communication_ms": 50.0, "kernels": 9}
+        metrics = reduce([trace(parts=parts)], peak_tflops=None).metrics
+        assert metrics["exposed_communication_ms"] == pytest.approx(exposed_ms)
+
+
 def test_a_step_that_only_communicates_has_no_compute_time() -> None:
     """Not one of 0, which has no logarithm: neither its own verdict nor the noise of any other row could be told."""
     only = {"host_ms": 1.0, "compute_ms": 0.0, "exposed_communication_ms": 9.0, "kernels": 1.0}

@@ -187,6 +187,7 @@ def test_what_a_host_is_busy_with_stays_for_longer_than_a_visit(host_ms: float, 
         pytest.param(
             58.5, {"host_ms": 45.7, "compute_ms": 39.2, "exposed_communication_ms": 19.3}, False, id="messages"
         ),
+        pytest.param(638.2, {"host_ms": 634.9, "compute_ms": 627.4}, False, id="more-launches-than-a-device-holds"),
         pytest.param(100.0, {"compute_ms": 50.0}, False, id="not-measured"),
     ],
 )

@@ -44,6 +44,9 @@ class Counted:
 HOST_BOUND = 0.9
 """Share of a step from which on the host that issues it is said to set the pace."""
 
+DEVICE_BOUND = 0.95
+"""Share of a step from which on the device that computes is."""
+
 STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
 
@@ -126,9 +129,10 @@ class Metric:
 def host_bound(record: Record) -> bool:
     """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself, or longer than the
     device works for it (a step that waits for the device now and then is shorter than its host's work and the device's
-    together, and longer than either)."""
+    together, and longer than either). Never where the device computes for nearly all of the step, whatever the host's
+    time says: of a step of many launches it is too long (see :class:`pytest_trainbench.parts.Parts`)."""
     host, step, compute = map(record.middle, ("host_ms", "step_ms", "compute_ms"))
-    if host is None or step is None:
+    if host is None or step is None or (compute is not None and compute >= DEVICE_BOUND * step):
         return False
     works = step if compute is None else compute + (record.middle("exposed_communication_ms") or 0.0)
     return host >= min(HOST_BOUND * step, works)
@@ -159,6 +163,15 @@ def _flops(window: Window) -> int | None:
     """A whole number, so that storing it loses nothing and it can be compared exactly."""
     flops = counted_flops(window.traces) or window.traces[0].flops
     return None if flops is None else round(flops)
+
+
+def _exposed_communication(window: Window) -> float | None:
+    """Of the rank that waits least: what others have above it is waiting for that one. The profiler slows hosts, and so
+    ranks wait longer for each other: it is no more than what the device's own work leaves of a timed step."""
+    found = window.part("exposed_communication_ms", min)
+    if found is None:
+        return None
+    return min(found, max(0.0, statistics.median(window.step_ms) - (window.part("compute_ms") or 0.0)))
 
 
 def _mfu(window: Window) -> float | None:
@@ -205,8 +218,7 @@ METRICS: dict[str, Metric] = {
         unit="ms",
         higher_is_better=False,
         gate=None,
-        # Of the rank that waits least: what others have above it is waiting for that one.
-        read=lambda window: window.part("exposed_communication_ms", min),
+        read=_exposed_communication,
     ),
     "host_ms": Metric(
         title="time of the host to issue a step",
