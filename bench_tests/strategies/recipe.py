@@ -1,4 +1,5 @@
-"""What every strategy does alike, so that only the sharding differs."""
+"""What every strategy does alike, so that little more than the sharding differs: DDP, OSS and ShardedDDP train fp32
+weights under autocast, FSDP and DeepSpeed a copy of them in 16 bits, as their users do."""
 
 from __future__ import annotations
 
