@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
-from bench_tests.tables.cells import built_by, peak_mib, percent, rate, shown
+from bench_tests.tables.cells import built_by, peak_mib, percent, rate, reserved_mib, shown
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
                 "devices": str(devices),
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
+                "reserved MiB": reserved_mib(record),
                 "MFU": percent(record.middle("mfu"), digits=1),
                 "published samples/s": published[0],
                 "published MiB": published[1],
