@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
         entries={FIRST.id: FIRST, SECOND.id: SECOND},
         drifted=frozenset({FIRST.id}),
     )
+
+
+def test_a_case_whose_test_failed_after_it_was_measured_is_no_night_of_it(tmp_path: Path) -> None:
+    tonight = log(tmp_path)
+    tonight.add(FIRST)
+    tonight.disowned(FIRST.id)
+    assert read_run(tonight.path).entries == {FIRST.id: replace(FIRST, outcome="invalid", fails=True)}
 
 
 def test_only_metrics_with_a_gate_are_kept() -> None:

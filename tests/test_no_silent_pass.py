@@ -10,6 +10,8 @@ import pytest
 from own_project import STEP, TEST, pytest_run, stored
 from samples import failed, record
 
+import pytest_trainbench
+
 
 def edit(project: pytest.Pytester, **replaced: Any) -> None:
     """Change fields of the stored baseline."""
@@ -143,10 +145,10 @@ def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
     project: pytest.Pytester, options: list[str], stored_too: str
 ) -> None:
     project.makepyfile(test_it=TEST + "    assert mesh.dp == 3, 'planted'\n")
-    result = pytest_run(
-        project, "--launches", "1", "--confirm", "0", *options, "--junit-xml", "junit.xml", "--report-md", "r.md"
-    )
+    kept = ["--junit-xml", "junit.xml", "--report-md", "r.md", "--history", "kept"]
+    result = pytest_run(project, "--launches", "1", "--confirm", "0", *options, *kept)
     assert result.ret == 1
+    assert pytest_trainbench.load_history(project.path / "kept")["outcome"].tolist() == ["invalid"]
     result.stdout.fnmatch_lines(["*= trainbench: 1 invalid =*", "mine *invalid"])
     said = f"its test failed after it was measured: AssertionError: planted{stored_too}"
     assert said in (project.path / "r.md").read_text()

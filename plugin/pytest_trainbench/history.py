@@ -1,8 +1,8 @@
 """What every run measured, kept for months: ``<folder>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
 
 One file a run, which that run alone writes, so that two at once lose nothing. Its first line tells of the run, every
-other of one case, written when the case is done (a run that is killed keeps what it measured), or of a drift that was
-said.
+other of one case, written when the case is done (a run that is killed keeps what it measured), of a drift that was
+said, or of a case whose test failed after it was measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,10 @@ class Log:
     def drifted(self, case_id: str) -> None:
         self._write({"drift": case_id})
 
+    def disowned(self, case_id: str) -> None:
+        """Its test failed after it was measured: that night is none of the case."""
+        self._write({"disowned": case_id})
+
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.problem:
             return
@@ -128,15 +132,18 @@ def read_run(path: Path) -> Run:
         head, *lines = [json.loads(line) for line in whole.split("\n")]
         if head["schema"] != SCHEMA:
             raise ValueError(f"its format is {head['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
-        entries = [
+        found = [
             Entry(**{**line["case"], "launches": tuple(line["case"]["launches"])}) for line in lines if "case" in line
         ]
+        entries = {entry.id: entry for entry in found}
+        for id in (line["disowned"] for line in lines if "disowned" in line):
+            entries[id] = replace(entries[id], outcome="invalid", fails=True)
         return Run(
             path=path,
             started=datetime.fromisoformat(head["started"]),
             hardware=head["hardware"],
             environment=Environment.from_json(head["environment"]),
-            entries={entry.id: entry for entry in entries},
+            entries=entries,
             drifted=frozenset(line["drift"] for line in lines if "drift" in line),
         )
     except KeyError as error:

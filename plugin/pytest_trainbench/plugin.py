@@ -664,6 +664,8 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     stored = "; its baseline was stored before that" if row.verdict.outcome == "saved" else ""
     verdict = Verdict(outcome="invalid", reason=f"its test failed after it was measured: {reason}{stored}")
     session.rows[at] = dataclasses.replace(row, verdict=verdict, fails=True, accept="")
+    if session.log is not None and row.record is not None and not row.same_as:
+        session.log.disowned(row.record.case.id)
     item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
 
