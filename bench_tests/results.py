@@ -21,7 +21,7 @@ import pytest
 
 from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
-from bench_tests.tables.cells import TWO_MACHINES, bound_by, machine, peak_mib, percent, rate, text
+from bench_tests.tables.cells import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
@@ -85,7 +85,7 @@ def _environment(records: Sequence[Record]) -> str:
             if name in record.environment["suspects"]:
                 found[name].add(str(record.environment["suspects"][name]))
     versions = ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in found.items() if values)
-    machines = sorted(set(map(machine, records)))
+    machines = sorted({record.machine for record in records})
     days = sorted({record.created[:10] for record in records})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return f"{versions}. Measured {when} on {len(machines)} machine(s): {', '.join(machines)}."
@@ -111,7 +111,7 @@ def _row(record: Record) -> dict[str, str]:
         "MFU": percent(record.middle("mfu"), digits=1),
         "launches": str(len(record.launches)),
         "apart": percent(apart, digits=1),
-        "machine": machine(record),
+        "machine": record.machine,
         "commit": str(record.environment["suspects"].get("commit", "")),
     }
 

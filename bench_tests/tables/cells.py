@@ -79,15 +79,11 @@ def text(value: float | None, spell: Callable[[float], str]) -> str:
 
 def beside(said: str, record: Record, other: Record) -> str:
     """``said`` of how one record compares with another, marked where they are of two machines."""
-    return marked(said, machine(record), machine(other))
+    return marked(said, record.machine, other.machine)
 
 
 def marked(said: str, *machines: str) -> str:
     return said if len(set(machines)) <= 1 else f"{said} {TWO_MACHINES}"
-
-
-def machine(record: Record) -> str:
-    return str(record.environment.get("machine", ""))
 
 
 def efficiency(record: Record, series: Iterable[Record]) -> str:

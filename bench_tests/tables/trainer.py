@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench_tests.tables.cells import built_by, machine, marked, peak_mib, rate, samples_per_s, shown, with_result
+from bench_tests.tables.cells import built_by, marked, peak_mib, rate, samples_per_s, shown, with_result
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -142,11 +142,11 @@ def _add(record: Record, found: dict[Setup, Rates]) -> None:
     fits = record.outcome == "ok"
     if builder == "trainer_run":
         logged = (launch.figures["train_samples_per_s"] for launch in record.launches)
-        rates.run[use] = Rate(median(logged) if fits else None, frozenset({machine(record)}))
+        rates.run[use] = Rate(median(logged) if fits else None, frozenset({record.machine}))
     else:
         rates.samples[builder] = record.case.params["samples"]
         kind = rates.train if builder == "trainer_train" else rates.evaluate
-        kind[use] = Rate(samples_per_s(record) if fits else None, frozenset({machine(record)}))
+        kind[use] = Rate(samples_per_s(record) if fits else None, frozenset({record.machine}))
     if builder == "trainer_train":
         rates.memory[use] = peak_mib(record)
 

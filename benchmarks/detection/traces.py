@@ -78,7 +78,7 @@ def lines(record: Record) -> Iterator[tuple[object, ...]]:
             if metric == "step_ms":
                 steady = launch.steady_ms
                 steps, noise = str(len(steady)), f"{statistics.pstdev(steady) / statistics.mean(steady):.2g}"
-            machine = record.environment.get("machine", "")
+            machine = record.machine
             yield machine, record.created, record.label, bound, metric, number, launch.metrics[metric], steps, noise
 
 

@@ -481,7 +481,7 @@ def learn(baselines: Sequence[Record], machine: str = "") -> dict[tuple[str, boo
     """
     bound = [one for one in baselines if host_bound(one)]
     others = [one for one in baselines if not host_bound(one)]
-    own = [one for one in bound if machine and one.environment.get("machine") == machine]
+    own = [one for one in bound if machine and one.machine == machine]
     alike = {False: (others, baselines), True: (own, bound, baselines)}
     found = {}
     for name, metric in METRICS.items():
