@@ -158,6 +158,19 @@ def test_what_recording_gives_in_the_readme_is_from_the_page() -> None:
     assert f"and `fsdp2-recorded` {recorded[2]}, with {recorded[9].rstrip('%')} %" in said
 
 
+def test_what_the_host_paces_in_the_readme_is_from_the_page() -> None:
+    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8").splitlines()
+    said = prose("README.md")
+    rows = {cells(line)[0]: cells(line) for line in page if line.startswith("| sharding[") and "-dp4]" in line}
+    apart = {name.removeprefix("sharding[").removesuffix("-dp4]"): row[9].rstrip("%") for name, row in rows.items()}
+    zero1 = rows["sharding[zero1-dp4]"]
+    assert f"the device computes for {float(zero1[4]):.0f} of ZeRO-1's {float(zero1[3]):.0f} ms" in said
+    paced = [apart.pop(name) for name in ("zero1", "fsdp2", "zero3")]
+    assert "is {} % for ZeRO-1, {} % for FSDP2 and {} % for ZeRO-3".format(*paced) in said
+    others = sorted(apart.values(), key=float)
+    assert f"and {others[0]} to {others[-1]} % for the other rows" in said
+
+
 @pytest.fixture(scope="module")
 def h200() -> list[Record]:
     """What is stored."""
