@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SEED = 1234
 """Of weights and data."""
 
-LEAST_FLOPS, LEAST_BYTES, LEAST_ON_A_CPU = 1e12, 5e9, 1e6
+LEAST_FLOPS, LEAST_BYTES, LEAST_ON_A_CPU = 1e13, 5e10, 1e6
 """What a step does at least: see :func:`repeats`."""
 
 
@@ -153,9 +153,9 @@ def vector_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
 def repeats(amount: float, device_type: str, *, least: float) -> int:
     """How often a step repeats a pass that does ``amount`` of work, so that it does ``least`` of it.
 
-    A device's events tell 0.5 µs apart (CUDA's ``cudaEventElapsedTime``). 10¹² FLOPs or 5·10⁹ bytes take the fastest
-    devices of the hardware table 0.2 ms or more, so that is 0.3 % at most. A CPU has a finer clock and is slower: there
-    10⁶ of either are enough.
+    So long that a plan's most steps fill its window: a device clocks down only after some time at its power cap, and
+    what its counter of energy says of less than a second is rough. An H200 takes 10 ms or more for 10¹³ FLOPs or
+    5·10¹⁰ bytes (5 ms in fp8), and a V100 0.7 s in fp32. A CPU is slower: there 10⁶ of either are enough.
     """
     return max(1, math.ceil((LEAST_ON_A_CPU if device_type == "cpu" else least) / amount))
 
