@@ -261,6 +261,25 @@ def test_what_binds_scaling_to_the_host_is_from_the_baselines(h200: list[Record]
     assert f"judged beside the step, up to {above['compute_ms']:.1f} %." in said
 
 
+def test_what_the_power_cap_takes_from_products_is_from_the_baselines(h200: list[Record]) -> None:
+    said = prose("docs/layers.md")
+    rows = {one.label: one for one in h200}
+
+    def of_kernels(row: Record) -> float:
+        flops, compute_ms = row.values("flops_per_step"), row.values("compute_ms")
+        return median(work / ms / 1e9 for work, ms in zip(flops, compute_ms, strict=True))
+
+    half, single = rows["matrix_product[bf16-4096]"], rows["matrix_product[fp32-4096]"]
+    sm_mhz = median(one.conditions["sm_mhz"][0] for one in half.launches)
+    assert f"products of 4096³ ran at {round(sm_mhz, -1):,.0f} of 1,980 MHz" in said
+    assert all(one.conditions["sw_power_cap"] == [1.0] for one in half.launches), "at the cap throughout"
+    assert f"at the cap throughout: {half.middle('tflops_per_device'):.0f} TFLOPS" in said
+    assert f"at {of_kernels(half):.0f} (`compute_ms`)" in said
+    assert all(one.conditions["sm_mhz"] == [1980.0] for one in single.launches)
+    alike = {f"{tflops:.1f}" for tflops in (single.middle("tflops_per_device"), of_kernels(single))}
+    assert len(alike) == 1 and f"at full clock throughout, give {alike.pop()} either way" in said
+
+
 def scaling(records: list[Record]) -> dict[str, Record]:
     """The rows of ``test_scaling`` by what their labels have in brackets."""
     return {one.label[8:-1]: one for one in records if one.label.startswith("scaling[")}
