@@ -26,10 +26,10 @@ from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
 from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.plugin import SESSION, Session
 from pytest_trainbench.record import Record, read_record
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
+from pytest_trainbench.session import SESSION, Session
 
 ROOT = Path(__file__).parent.parent
 

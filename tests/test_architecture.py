@@ -63,11 +63,12 @@ LADDER = (
     "hooks",
     "__init__",
     "benchmark_bridge",
+    "session",
     "plugin",
 )
 """Every module, from the lowest to the highest: each may import only those above it in this list."""
 
-KNOWS_PYTEST = {"plugin", "benchmark_bridge"}
+KNOWS_PYTEST = {"plugin", "session", "benchmark_bridge"}
 
 HEAVY = {"torch", "pandas", "scipy"}
 """Imported inside functions only, so that collecting tests costs nothing and needs no device."""
