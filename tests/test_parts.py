@@ -11,8 +11,12 @@ from pytest_trainbench import parts
 from pytest_trainbench.parts import Parts, covered
 
 
-def event(start_us: float, length_us: float, name: str = "gemm", category: str = "kernel") -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, "args": {"stream": 7}}
+def event(
+    start_us: float, length_us: float, name: str = "gemm", category: str = "kernel", device: int = 0
+) -> dict[str, Any]:
+    """As kineto writes them: https://github.com/pytorch/kineto, output_json.cpp."""
+    where = {"pid": device, "tid": 7, "args": {"device": device, "stream": 7}}
+    return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, **where}
 
 
 def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> None:
@@ -30,6 +34,17 @@ def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> 
 
     assert parts.parts([*step, *second, *others], steps=2, host_ms=3.5) == Parts(
         host_ms=3.5, compute_ms=7.0, exposed_communication_ms=3.0, kernels=4.0
+    )
+
+
+def test_of_several_devices_the_one_that_computes_most_says_how_long() -> None:
+    """``nn.DataParallel``: two devices that work at the same time are not one that works without a pause."""
+    second = [event(5000, 4000, device=1), event(9000, 3000, "ncclDevKernel_Broadcast", device=1)]
+    third = [event(9000, 500, device=2), event(9600, 1, "Memset (Device)", "gpu_memset", device=2)]
+    first = [event(0, 3000), event(3000, 3000), event(6000, 1000, "ncclDevKernel_Broadcast")]
+
+    assert parts.parts([*second, *first, *third], steps=1, host_ms=3.5) == Parts(
+        host_ms=3.5, compute_ms=6.0, exposed_communication_ms=1.0, kernels=3.0
     )
 
 

@@ -11,6 +11,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ class Parts:
     begun, and a host that is so far ahead waits for it: of a step with more it may be too long. compute_ms: the device
     works on anything but communication. exposed_communication_ms: it communicates, or waits in a collective for another
     rank, and does nothing else. kernels: launched, collectives included.
+
+    A rank with several devices (``nn.DataParallel``) has the times of the one that computes most, and the kernels of
+    the one with most.
     """
 
     host_ms: float
@@ -106,18 +110,30 @@ def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) ->
 
     A collective's kernel is known by its name: NCCL's and RCCL's begin with ``nccl``.
     """
-    work = [event for event in events if event.get("cat") in DEVICE_WORK]
+    work: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in DEVICE_WORK:
+            work[event["pid"]].append(event)  # the device's number, as the profiler writes it
     if not work:
         return None
-    communication = [_interval(event) for event in work if event["name"].startswith("nccl")]
-    compute = [_interval(event) for event in work if not event["name"].startswith("nccl")]
+    compute_us, exposed_us = max(map(_busy, work.values()))
     per_step = 1 / 1000 / steps
     return Parts(
         host_ms=host_ms,
-        compute_ms=covered(compute) * per_step,
-        exposed_communication_ms=(covered([*compute, *communication]) - covered(compute)) * per_step,
-        kernels=sum(event["cat"] == "kernel" for event in work) / steps,
+        compute_ms=compute_us * per_step,
+        exposed_communication_ms=exposed_us * per_step,
+        kernels=max(sum(event["cat"] == "kernel" for event in one) for one in work.values()) / steps,
     )
+
+
+def _busy(work: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
+    """How long (µs) one device computes, and how long it only communicates."""
+    compute: list[Interval] = []
+    communication: list[Interval] = []
+    for event in work:
+        part = communication if event["name"].startswith("nccl") else compute
+        part.append((event["ts"], event["ts"] + event["dur"]))
+    return covered(compute), covered([*compute, *communication]) - covered(compute)
 
 
 def covered(intervals: Sequence[Interval]) -> float:
@@ -128,7 +144,3 @@ def covered(intervals: Sequence[Interval]) -> float:
             total += end - max(start, reached)
             reached = end
     return total
-
-
-def _interval(event: Mapping[str, Any]) -> Interval:
-    return event["ts"], event["ts"] + event["dur"]
