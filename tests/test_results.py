@@ -232,11 +232,15 @@ def test_what_recording_gives_tensor_parallelism_is_from_the_baselines(h200: lis
 def test_whose_launches_have_other_numbers_of_kernels_is_from_the_baselines(h200: list[Record]) -> None:
     differ = {one.label for one in h200 if len(set(one.values("kernels"))) > 1}
     evaluated = {f"trainer_eval[{precision}-8-dp4]" for precision in ("full", "fp16", "bf16")}
-    in_threads = {f"trainer_data_parallel[{row}-8-dp2]" for row in ("eval-full", "run-fp16")}
+    in_threads = {f"trainer_data_parallel[{row}-8-dp2]" for row in ("train-full", "eval-full", "run-fp16")}
     assert differ == evaluated | in_threads
     said = prose("docs/measuring.md")
-    assert "of only five differ. Three are Trainer's evaluation on four devices" in said
-    assert "Two are `DataParallel`'s" in said
+    assert "of only six differ. Three are Trainer's evaluation on four devices" in said
+    passes = {"train-full": 4, "eval-full": 1, "run-fp16": 4}  # micro-batches of a step
+    for row, count in passes.items():
+        kernels = next(one.values("kernels") for one in h200 if one.label == f"trainer_data_parallel[{row}-8-dp2]")
+        assert max(kernels) - min(kernels) == count
+    assert "Three are `DataParallel`'s, where passes of some launches have a kernel fewer" in said
 
 
 def test_how_far_scaling_leads_the_losses_away_is_from_the_baselines(h200: list[Record]) -> None:
