@@ -22,8 +22,8 @@ PROFILES = ("smoke", "seed")
 """smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
 
 GRIDS = ("headline", "full", "published")
-"""headline: the part of a published grid where its best figures are found. full: all of it. published: all of it, run
-and counted as it was published."""
+"""headline: a part of a published grid, with its largest rows. full: all of it. published: all of it, run and counted
+as it was published."""
 
 CHECKED = ("mesh", "precision")
 """Parameters that a fixture looks at first: it skips what the device has not."""

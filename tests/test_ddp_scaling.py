@@ -219,6 +219,16 @@ def test_the_dots_of_the_picture() -> None:
     ]
 
 
+def test_the_dots_of_several_nodes_are_against_one() -> None:
+    work = {"model": "resnet50", "micro_batch": 32, "strategy": "local-sgd"}
+    environment = {"must_match": {"devices_a_node": 8}}
+    on_nodes = [replace(one, environment=environment) for one in [*records(), rate(900.0, devices=16, **work)]]
+    assert cells(ddp_scaling.points(on_nodes))[2:] == [
+        ("resnet50", 32, "local-sgd", 8, 1, 0.5, 1.5),
+        ("resnet50", 32, "local-sgd", 16, 8, 0.75, 1.5),
+    ]
+
+
 def test_only_equal_work_is_compared() -> None:
     plain, fast = records(precision="bf16")[2], records(precision="fp16")[4]
     assert len(ddp_scaling.series([plain, fast])) == 2

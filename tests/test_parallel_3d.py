@@ -257,7 +257,7 @@ def test_table_holds_the_medians_beside_the_published_figures() -> None:
             "published MiB": "25,061",
         },
         {
-            "engine": "DeepSpeed PipelineModule",
+            "engine": "DeepSpeed PipelineModule, ZeRO-1 in 16 bits",
             "schedule": "1F1B",
             "TP": "1",
             "PP": "2",

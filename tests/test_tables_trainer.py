@@ -11,7 +11,7 @@ import pytest
 from samples import MIB, capped, case, failed, launch, record
 
 from bench_tests import test_trainer
-from bench_tests.tables.trainer import PUBLISHED, beside_published, whole_runs
+from bench_tests.tables.trainer import PUBLISHED, PUBLISHED_USE, beside_published, whole_runs
 from pytest_trainbench.record import Record
 
 SETUP = {"model": "deberta-v3-base", "sequence": 512, "precision": "fp16", "batch": 8}
@@ -33,8 +33,8 @@ def rows(*records: Record) -> list[dict[Hashable, Any]]:
 
 def published(*rates: str) -> dict[str, str]:
     """Told apart from ours in every column: on several GPUs they are no DDP."""
-    columns = ("V100 run", "V100 eval", "A100 run", "A100 eval")
-    return {f"{column}, published (DataParallel)": rate for column, rate in zip(columns, rates, strict=True)}
+    columns = (f"{figure}, {PUBLISHED_USE}" for figure in ("V100 run", "V100 eval", "A100 run", "A100 eval"))
+    return dict(zip(columns, rates, strict=True))
 
 
 def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_and_gpus() -> None:
@@ -89,7 +89,7 @@ def test_a_lever_is_a_row_of_its_own_beside_no_published_run() -> None:
         {"accumulation": 4, "checkpointing": True},
     ]
     found = rows(*(of("trainer_train", 100.0 - number, **one) for number, one in enumerate(levers)))
-    assert [(row["by"], row["train"], row["V100 run, published (DataParallel)"]) for row in found] == [
+    assert [(row["by"], row["train"], row[f"V100 run, {PUBLISHED_USE}"]) for row in found] == [
         ("alone", "100.0", "23.4"),
         ("alone, checkpointing", "98.0", ""),
         ("alone, no accumulation", "99.0", ""),
@@ -154,14 +154,17 @@ def logged(mesh: str, *factors: float, **params: Any) -> Record:
 
 
 def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_its_setup() -> None:
-    table = whole_runs([logged("dp2", 0.5, 2.0), logged("dp1", batch=16, precision="tf32")])
+    """Once, however ours used the GPUs; and in the format that they were of, which knew no TF32."""
+    ours = [logged("dp2", 0.5, 2.0), logged("dp1", batch=16, precision="tf32"), logged("dp1", devices=2)]
+    table = whole_runs(ours)
     assert table is not None
     names = ("precision", "batch a GPU", "GPUs", "by", "where")
     figures = ("train s", "train samples/s", "train steps/s", "eval s", "eval samples/s", "eval steps/s")
     assert list(table[[*names, *figures]].itertuples(index=False, name=None)) == [
         ("tf32", "16", "1", "alone", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"),
-        ("tf32", "16", "1", "alone", "A100, published", "277.66", "14.8", "0.230", "18.66", "54.9", "3.430"),
+        ("fp32", "16", "1", "alone", "A100, published", "277.66", "14.8", "0.230", "18.66", "54.9", "3.430"),
         ("fp16", "8", "2", "DDP", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"),
+        ("fp16", "8", "2", "DataParallel", "here", "100.00", "41.0", "1.280", "10.24", "100.0", "12.500"),
         ("fp16", "8", "2", "DataParallel", "V100, published", "226.84", "18.1", "0.282", "16.82", "60.9", "3.806"),
         ("fp16", "8", "2", "DataParallel", "A100, published", "262.77", "15.6", "0.244", "24.28", "42.2", "2.636"),
     ]

@@ -230,6 +230,40 @@ def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
     ]
 
 
+def test_trainings_on_other_samples_are_not_compared() -> None:
+    """Of one global batch they would begin at one loss; of a larger one they need not."""
+    one = scaled(1, 24, 768, [10.0, 9.5, 9.0])
+    strong = [one, scaled(2, 12, 768, [10.1, 9.5, 9.1])]
+    table = time_to_loss(strong)
+    assert table is not None
+    assert table[["devices", "loss"]].to_numpy().tolist() == [["1", "of other samples"], ["2", "of other samples"]]
+    assert curves(strong).empty
+    weak = time_to_loss([one, scaled(2, 24, 1536, [10.1, 9.5, 9.1])])
+    assert weak is not None and weak["samples"].all()
+    rounded = time_to_loss([one, scaled(2, 12, 768, [10.001, 9.5, 9.1])])
+    assert rounded is not None and rounded["samples"].all()
+
+
+def test_scaling_over_nodes_is_told_against_one_node() -> None:
+    one, node, two = scaled(1, 24, 1000), scaled(8, 24, 6000), scaled(16, 24, 9000)
+    two = replace(two, environment={**two.environment, "must_match": {"devices_a_node": 8}})
+    table = scaling([one, node, two])
+    assert table is not None
+    assert list(table[table["where"] == "here"]["efficiency"]) == ["base", "75.0% of 1", "75.0% of 8"]
+    without = scaling([one, two])
+    assert without is not None
+    assert list(without[without["where"] == "here"]["efficiency"]) == ["base", "56.2% of 1"]
+
+
+def test_a_row_that_its_host_paces_says_so_beside_its_efficiency() -> None:
+    paced = scaled(2, 24, 2200)
+    metrics = {**paced.launches[0].metrics, "host_ms": paced.launches[0].metrics["step_ms"], "compute_ms": 1.0}
+    paced = replace(paced, launches=(replace(paced.launches[0], metrics=metrics),))
+    table = scaling([scaled(1, 24, 1000), paced])
+    assert table is not None
+    assert list(table[table["where"] == "here"]["bound by"]) == ["", "host"]
+
+
 def test_the_published_time_to_converge_stands_below_weak_scaling_of_its_model() -> None:
     falling = [10.0, 9.0, 8.0]
     large = {"model": "bert-1.5b", "micro_batch": 16}

@@ -114,7 +114,7 @@ ENGINES = {
     ),
     "deepspeed": Engine(
         function="bench_tests.engines.deepspeed_pipeline:deepspeed_pipeline",
-        title="DeepSpeed PipelineModule",
+        title="DeepSpeed PipelineModule, ZeRO-1 in 16 bits",
         schedules=("1f1b",),
         tensor_parallel=False,
         module="deepspeed",

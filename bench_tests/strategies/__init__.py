@@ -100,7 +100,7 @@ ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 200_
 STRATEGIES = {
     "ddp-fp32": Strategy(
         function="bench_tests.strategies.ddp:ddp",
-        title="no acceleration (plain DDP)",
+        title="no acceleration (DDP, gradients as bucket views)",
         options=DDP_OPTIONS,
         amp=False,
     ),

@@ -86,12 +86,20 @@ def marked(said: str, *machines: str) -> str:
     return said if len(set(machines)) <= 1 else f"{said} {TWO_MACHINES}"
 
 
+def devices_a_node(record: Record) -> int:
+    """All of its devices, where they were of one node."""
+    devices: int = record.environment.get("must_match", {}).get("devices_a_node", record.case.mesh.world_size)
+    return devices
+
+
 def efficiency(record: Record, series: Iterable[Record]) -> str:
     """Samples/s of one device beside those of one device of the record in ``series`` that ended well on the fewest
-    devices; names it. Empty for a record that did not end well."""
+    devices, or for one of several nodes on a whole node; names it. Empty for a record that did not end well."""
     if record.outcome != "ok":
         return ""
-    base = min(went_well(series), key=lambda one: one.case.mesh.world_size)
+    by_devices = {one.case.mesh.world_size: one for one in went_well(series)}
+    node = devices_a_node(record)
+    base = by_devices[node if node in by_devices and node != record.case.mesh.world_size else min(by_devices)]
     if record is base:
         return "base"
     each, each_of_base = (samples_per_s(one) / one.case.mesh.world_size for one in (record, base))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
-from bench_tests.tables.cells import beside, percent, rate, samples_per_s, shown, trained
+from bench_tests.tables.cells import beside, bound_by, devices_a_node, percent, rate, samples_per_s, shown, trained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,13 +70,14 @@ def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> Series:
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured,
-    which are named; over nodes, against one whole node of as many devices."""
+    which are named; over nodes, against one whole node of as many devices. What is *bound by* its host may be ahead or
+    behind for its machine alone."""
     lines = []
     for one in series(records):
         plain = one.records.get(PLAIN_DDP, {})
         for devices, record in sorted(plain.items()):
             linearity = one.ddp_acc(devices)
-            node = record.environment.get("must_match", {}).get("devices_a_node", devices)
+            node = devices_a_node(record)
             over_nodes = one.ddp_acc(devices, base=node)
             lines.append(
                 {
@@ -84,6 +85,7 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
                     "batch a device": f"{one.micro_batch:,}",
                     "devices": str(devices),
                     "samples/s": rate(record),
+                    "bound by": bound_by(record),
                     "ddp_acc": _linearity(linearity, record, plain.get(one.base or 0)),
                     "against": "" if linearity is None else f"{one.base} device{'s' * (one.base != 1)}",
                     "nodes": f"{devices // node} × {node}" if devices > node else "",
@@ -121,8 +123,8 @@ def _ratio(one: Series, strategy: str, devices: int) -> str:
 
 def points(records: Sequence[Record]) -> pd.DataFrame:
     """The picture of the published comparison: one dot a model, accelerator and number of devices, with ``ddp_acc`` to
-    the right, ``acc_ratio`` up and ``devices`` as the colour. Columns: model, micro_batch, strategy, devices, base
-    (devices that ``ddp_acc`` is against), ddp_acc, acc_ratio (numbers)."""
+    the right, against one whole node where there are several, ``acc_ratio`` up and ``devices`` as the colour. Columns:
+    model, micro_batch, strategy, devices, base (devices that ``ddp_acc`` is against), ddp_acc, acc_ratio (numbers)."""
     import pandas as pd
 
     columns = ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio")
@@ -130,7 +132,9 @@ def points(records: Sequence[Record]) -> pd.DataFrame:
     for one in series(records):
         for strategy in ACCELERATORS:
             for devices in sorted(one.samples_per_s(strategy)):
-                right, up = one.ddp_acc(devices), one.acc_ratio(strategy, devices)
+                node = devices_a_node(one.records[strategy][devices])
+                base = node if one.ddp_acc(devices, base=node) is not None else one.base
+                right, up = one.ddp_acc(devices, base), one.acc_ratio(strategy, devices)
                 if right is not None and up is not None:
-                    dots.append((one.model, one.micro_batch, strategy, devices, one.base, right, up))
+                    dots.append((one.model, one.micro_batch, strategy, devices, base, right, up))
     return pd.DataFrame(dots, columns=columns)

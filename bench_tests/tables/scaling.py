@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
-from bench_tests.tables.cells import efficiency, rate, samples_per_s, shown, trained, went_well
+from bench_tests.tables.cells import bound_by, efficiency, rate, samples_per_s, shown, trained, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ CONVERGED = {"bert-1.5b": ((64, 0.0015, 25), (128, 0.003, 15))}
 """Model -> accelerators, learning rate, and hours of the whole published training."""
 
 
+SAME_LOSS = 0.003
+"""Largest fraction by which two first losses of the same model and samples differ, added up in another order."""
+
+
 class Series(NamedTuple):
     """The same training on more and more devices; at least two numbers of them, in order."""
 
@@ -38,11 +42,20 @@ class Series(NamedTuple):
         name: str = self.records[0].case.params["model"]
         return name
 
+    @property
+    def of_same_samples(self) -> bool:
+        """Whether their losses can be compared: with the same global batch they begin at the same one, unless the data
+        was changed between two records, as a library's new random numbers do. Of larger batches the first loss does
+        not tell."""
+        first = [record.launches[0].losses[0] for record in went_well(self.records)]
+        return self.scaling == "weak" or not first or max(first) - min(first) <= SAME_LOSS * max(first)
+
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     """One line a number of devices; the published figures of the same model below those of weak scaling.
 
-    *efficiency* is sequences/s a device against the fewest devices of the series that it fits on.
+    What is *bound by* its host may be ahead or behind for its machine alone. *efficiency* is sequences/s a device
+    against the fewest devices of the series that it fits on; of more than one node, against one.
     """
     lines = []
     for series in _series(records):
@@ -57,6 +70,7 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
                     "global batch": f"{_global_batch(record):,}",
                     "sequences/s": rate(record),
                     "a device": f"{samples_per_s(record) / devices:,.1f}" if record.outcome == "ok" else "",
+                    "bound by": bound_by(record),
                     "efficiency": efficiency(record, series.records),
                 }
             )
@@ -71,8 +85,8 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
     That *loss* is the highest of the lowest of those that fit; in brackets how far it is on the way from the mean first
     loss to that of :func:`loss_of_frequencies`. *samples* are those trained on before the first step whose loss is no
     higher, and *seconds* their steps at the median step time, without the start. Of the first launch: the others see
-    the same data. Below weak scaling stands how long the same model was published to take until it converged. A series
-    that fits nowhere reaches no loss and has no line.
+    the same data. A series whose records saw other samples says so instead. Below weak scaling stands how long the same
+    model was published to take until it converged. A series that fits nowhere reaches no loss and has no line.
     """
     lines = []
     for series in _series(records):
@@ -83,6 +97,7 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
         first = sum(seen[0] for seen in losses) / len(losses)
         floor = loss_of_frequencies(MODELS[series.model].dimensions["vocabulary"])
         reached = f"{goal:.3f} ({(first - goal) / (first - floor):.0%})"
+        comparable = series.of_same_samples
         for record in series.records:
             fits = record.outcome == "ok"
             lines.append(
@@ -91,8 +106,8 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
                     "scaling": series.scaling,
                     "devices": str(record.case.mesh.world_size),
                     "learning rate": f"{record.case.params['learning_rate']:.3g}",
-                    "loss": reached if fits else record.outcome.upper(),
-                    **(_until(record, goal) if fits else {}),
+                    "loss": record.outcome.upper() if not fits else reached if comparable else "of other samples",
+                    **(_until(record, goal) if fits and comparable else {}),
                 }
             )
         lines += [
@@ -119,14 +134,15 @@ def _until(record: Record, goal: float) -> dict[str, str]:
 
 
 def curves(records: Sequence[Record]) -> pd.DataFrame:
-    """Loss after so many samples, of the first launch of every record of a series that fits. Columns: model, scaling,
-    devices, samples, loss (numbers)."""
+    """Loss after so many samples, of the first launch of every record that fits, of series whose records saw the same
+    samples. Columns: model, scaling, devices, samples, loss (numbers)."""
     import pandas as pd
 
     columns = ("model", "scaling", "devices", "samples", "loss")
     seen = [
         (series.model, series.scaling, record.case.mesh.world_size, step * _global_batch(record), loss)
         for series in _series(went_well(records))
+        if series.of_same_samples
         for record in series.records
         for step, loss in enumerate(record.launches[0].losses)
     ]
@@ -174,6 +190,7 @@ def _published(model: str) -> list[dict[str, str]]:
             "global batch": "",
             "sequences/s": f"{sequences_per_s:,.1f}",
             "a device": f"{sequences_per_s / devices:,.1f}",
+            "bound by": "",
             "efficiency": "base"
             if devices == rows[0][0]
             else f"{sequences_per_s / devices / (rows[0][1] / rows[0][0]):.1%} of {rows[0][0]}",

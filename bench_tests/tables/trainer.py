@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,8 +22,8 @@ PUBLISHED_MODEL = "deberta-v3-base"
 PUBLISHED_AMP = {"fp32": "false", "tf32": "false", "fp16": "true"}
 """Our number format -> the column ``fp16`` of the published runs, which know no bf16."""
 
-PUBLISHED_USE = "published (DataParallel)"
-"""How the published runs used several GPUs, by all marks: see docs/trainer.md."""
+PUBLISHED_USE = "published (fp32 or fp16, DataParallel)"
+"""In which formats the published runs were, and how they used several GPUs, by all marks: see docs/trainer.md."""
 
 LOGGED = {
     "train s": ("train_runtime_s", ",.2f"),
@@ -72,8 +73,9 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
 
     *train* and *eval* are steady rates, *train MiB* the peak memory of the first. The published training rates are
     those of a whole run of two epochs, in whose time ``Trainer`` counts the evaluations: beside them stand *run, from
-    rates*, the same made of our two rates, and *run, logged*, what ``Trainer`` logged of such a run. On several GPUs
-    the published runs are ``nn.DataParallel``'s, beside whatever ours are. In brackets: the rate of a GPU as a fraction
+    rates*, the same made of our two rates, and *run, logged*, what ``Trainer`` logged of such a run. The published runs
+    without fp16 are of fp32, beside TF32 too, and on several GPUs they are ``nn.DataParallel``'s, beside whatever ours
+    are. In brackets: the rate of a GPU as a fraction
     of that of one GPU alone, with the same batch and format.
     """
     found: dict[Setup, Rates] = {}
@@ -89,17 +91,20 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
 
 def whole_runs(records: Sequence[Record]) -> pd.DataFrame | None:
     """What ``Trainer`` logs of a whole run, evaluations counted into the time of the training; a row for each run, and
-    below it the published ones of the same model, batch, format and number of GPUs. Medians over launches; the
-    evaluation is the last. A run that ran out of memory says so instead of its samples/s. ``None`` without a run."""
+    below those of one model, batch, format and number of GPUs the published ones: fp32 beside TF32 too. Medians over
+    launches; the evaluation is the last. A run that ran out of memory says so instead of its samples/s. ``None``
+    without a run."""
     found = [(*_setup(record), record) for record in with_result(built_by(records, "trainer_run"))]
+    found.sort(key=lambda run: (_order(run[0]), run[1]))
     rows = []
-    for setup, use, record in sorted(found, key=lambda run: (_order(run[0]), run[1])):
-        rows.append(_run_row(setup, use, "here", _logged(record)))
-        if setup.model == PUBLISHED_MODEL:
-            known = [run for run in _published() if (int(run["gpus"]), _as_here(run)) == (use[0], _alike(setup))]
-            for run in known:
+    for (setup, gpus), alike in groupby(found, key=lambda run: (run[0], run[1][0])):
+        rows += [_run_row(setup, use, "here", _logged(record)) for _, use, record in alike]
+        known = _published() if setup.model == PUBLISHED_MODEL else []
+        for run in known:
+            if (int(run["gpus"]), _as_here(run)) == (gpus, _alike(setup)):
                 logged = {column: format(float(run[name]), spelled) for column, (name, spelled) in LOGGED.items()}
-                rows.append(_run_row(setup, (use[0], "DataParallel"), f"{run['device']}, published", logged))
+                theirs = replace(setup, precision="fp16" if run["fp16"] == "true" else "fp32")
+                rows.append(_run_row(theirs, (gpus, "DataParallel"), f"{run['device']}, published", logged))
     return shown(rows)
 
 

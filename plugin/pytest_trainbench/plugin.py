@@ -38,7 +38,6 @@ UNSEEN = "name bench among the arguments of the test or of a fixture: getfixture
 """Said of a test that nobody knew for a case when tests were collected: the hardware was not looked at, and it has no
 share of the night's error."""
 
-
 FAILED = pytest.fail.Exception
 
 HAS_BASELINE = "it has a baseline (--missing)"
