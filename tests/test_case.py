@@ -85,6 +85,20 @@ def test_different_parameters_never_share_an_id(one: dict[str, Any], other: dict
     assert case(**one).id != case(**other).id
 
 
+def test_what_is_apart_is_said_in_words() -> None:
+    one = Case(builder="mine:step", mesh=MeshShape(dp=2), params={"width": 64, "kind": "a"})
+    assert one.apart(one) == []
+    other = Case(builder="mine:other", mesh=MeshShape(dp=4), params={"width": 65, "depth": 2}, version=2)
+    assert one.apart(other) == [
+        "builder step → other",
+        "mesh dp2 → dp4",
+        "version 1 → 2",
+        "depth not there → 2",
+        "kind a → not there",
+        "width 64 → 65",
+    ]
+
+
 def test_text_is_quoted_where_it_is_more_than_a_word() -> None:
     assert case(path="a/b-c_d.e:f+g", text="two words").id == ('train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2')
 

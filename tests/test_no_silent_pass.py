@@ -58,18 +58,22 @@ def test_a_renamed_test_keeps_its_baseline(saved: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [("width=16", "width=32"), ("def test_mine", "import pytest\n@pytest.mark.mesh(dp=1)\ndef test_mine")],
+    ("before", "after", "apart"),
+    [
+        ("width=16", "width=32", "width 16 → 32"),
+        ("def test_mine", "import pytest\n@pytest.mark.mesh(dp=1)\ndef test_mine", "mesh dp2 → dp1"),
+    ],
     ids=["another parameter", "another number of devices"],
 )
 def test_another_case_has_no_baseline(
-    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str, apart: str
 ) -> None:
+    """One that is called the same is named with what is apart: nobody forgot to store it."""
     monkeypatch.setenv("CI", "true")
     saved.makepyfile(test_it=TEST.replace(before, after))
     result = pytest_run(saved, "--launches", "1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines([NO_BASELINE])
+    result.stdout.fnmatch_lines([f"{NO_BASELINE}; the stored mine is another case: {apart}"])
 
 
 def test_a_baseline_of_another_device_does_not_compare(saved: pytest.Pytester) -> None:
@@ -144,7 +148,12 @@ def test_a_run_that_went_wrong_fails_and_is_not_saved(
 def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
     project: pytest.Pytester, options: list[str], stored_too: str
 ) -> None:
-    project.makepyfile(test_it=TEST + "    assert mesh.dp == 3, 'planted'\n")
+    """In its own lines, or in what a fixture has to say afterwards."""
+    if stored_too:
+        late = "import pytest\n@pytest.fixture\ndef late():\n    yield\n    assert False, 'planted'\n"
+        project.makepyfile(test_it=late + TEST.replace("(bench, mesh)", "(bench, mesh, late)"))
+    else:
+        project.makepyfile(test_it=TEST + "    assert mesh.dp == 3, 'planted'\n")
     kept = ["--junit-xml", "junit.xml", "--report-md", "r.md", "--history", "kept"]
     result = pytest_run(project, "--launches", "1", "--confirm", "0", *options, *kept)
     assert result.ret == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -183,6 +184,28 @@ def test_rows_that_are_all_alike_are_worth_much_and_few_rows_are_worth_few_launc
 def test_too_few_rows_and_single_launches_teach_nothing() -> None:
     assert learned([QUIET, QUIET]) is None
     assert learned([[100.0]] * 50) is None
+
+
+def test_an_odd_row_among_quiet_ones_is_not_taken_for_a_quiet_one() -> None:
+    """One of a hundred is five times as noisy: of nights in which nothing changed its prior would call one in a hundred
+    a change that one in six thousand may be."""
+    draw = np.random.default_rng(11)
+    quiet = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.002, (99, 5))]
+    prior = learned(quiet)
+    assert prior is not None and prior.worth > 10
+    odd = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.01, (2000, 10))]
+    chance = 1 / 6000
+
+    def red(rows: Sequence[Sequence[float]]) -> float:
+        found = [compare(row[:5], row[5:], prior=prior) for row in rows]
+        return float(np.mean([one.change > one.reach(chance) for one in found]))
+
+    assert red(odd) < 0.002
+    kept = compare(odd[0][:5], odd[0][5:], prior=prior)
+    assert kept.freedom == 8 and kept.noise > 0.005, "as its own launches have it"
+    alike = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.002, (500, 10))]
+    heeded = [compare(row[:5], row[5:], prior=prior).freedom > 8 for row in alike]
+    assert np.mean(heeded) > 0.97, "and those that are like the others learn from them"
 
 
 def test_rows_whose_launches_are_equal_to_the_last_digit_do_not_end_in_nought() -> None:

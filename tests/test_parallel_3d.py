@@ -75,9 +75,14 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
         assert one.collectives["recv"] == {"calls": sent, "bytes": 0}
 
 
-@pytest.mark.parametrize(
-    ("engine", "schedule", "mesh"), rows("dp2-tp2", "tp2-pp2", "dp2-pp2", schedules=[None, "1f1b"])
-)
+ROUNDED = [
+    *(row for row in rows("tp2", "dp2-pp2", schedules=[None, "1f1b"]) if not ENGINES[str(row.values[0])].recorded),
+    *(row for row in rows("dp2-tp2") if row.values[0] == "torch-sp-recorded"),
+]
+"""Each engine's rounding within a layer and between replicas. One recording is enough: others compute the same."""
+
+
+@pytest.mark.parametrize(("engine", "schedule", "mesh"), ROUNDED)
 def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
     engine: str, schedule: str | None, mesh: str, references: dict[str, Launch], tmp_path: Path
 ) -> None:

@@ -128,6 +128,45 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
     result.stdout.fnmatch_lines(["  accept    pytest ../test_it.py::test_mine *--size large --save-baseline"])
 
 
+def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``pytest bench -k bench``: without its value ``-k`` is an error."""
+    monkeypatch.setenv("CI", "true")
+    project.mkdir("mine")
+    (project.path / "test_it.py").rename(project.path / "mine" / "test_it.py")
+    result = pytest_run(project, "mine", "-k", "mine", "--launches", "1")
+    result.stdout.fnmatch_lines(["  accept    pytest mine/test_it.py::test_mine *-k mine --save-baseline"])
+
+
+def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -> None:
+    """Else its reports look complete: of a job that was cancelled nobody reads the end of the log."""
+    project.makepyfile(
+        test_cut="""
+        import signal
+
+        from my_steps import my_step
+        from pytest_trainbench import Plan
+
+        def test_first(bench, mesh):
+            bench(my_step, mesh=mesh, plan=Plan(min_steps=20, max_steps=20), width=16)
+
+        def test_second(bench, mesh):
+            signal.raise_signal(signal.SIGINT)
+
+        def test_third(bench, mesh):
+            bench(my_step, mesh=mesh, width=9)
+        """
+    )
+    result = pytest_run(project, "test_cut.py", "--launches", "1", "--report-md", "report.md")
+    said = "1 no-baseline; the run was cut off: 2 of 3 have no result"
+    result.stdout.fnmatch_lines([f"*trainbench: {said}*"])
+    assert (project.path / "report.md").read_text().startswith(f"## Training benchmark: {said}\n")
+    result = pytest_run(project, "test_cut.py", "-k", "second", "--report-md", "second.md")
+    said = "the run was cut off: 1 of 1 have no result"
+    assert (project.path / "second.md").read_text().startswith(f"## Training benchmark: {said}\n")
+
+
 def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     """Eight floats more on each of two ranks, which the time of a step does not show."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"

@@ -22,6 +22,13 @@ def stored(folder: Path, of: Record) -> Path:
     return path
 
 
+def test_a_file_that_cannot_be_opened_is_said_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "mine.json"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"mine\.json cannot be read as a record: .*directory"):
+        read_record(folder)
+
+
 def test_a_trace_survives_json() -> None:
     sample = trace(losses=[None, 2.0], flops=None, tokens=None)
     assert Trace.from_json(json.loads(json.dumps(sample.to_json()))) == sample

@@ -112,6 +112,13 @@ def test_builders_of_one_name_with_other_parameters_are_other_cases(tmp_path: Pa
     assert len(machine.jobs) == 2
 
 
+def test_a_baseline_that_is_missing_because_its_case_was_changed_says_so(tmp_path: Path, machine: Machine) -> None:
+    stored = dataclasses.replace(record(of=case(width=64)), label="mine", hardware=HARDWARE.id)
+    save(tmp_path, stored)
+    reason = str(row(made(tmp_path), case(width=65)).verdict.reason)
+    assert reason.endswith("--save-baseline stores one; the stored mine is another case: width 64 → 65")
+
+
 def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     reference = Reference(params={"sharded": False}, loss_tolerance=0.05)

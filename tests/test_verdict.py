@@ -103,6 +103,32 @@ def test_a_change_larger_than_the_noise_is_seen_in_a_noisy_row() -> None:
     assert judge(steps(45.0, 50.0, 55.0), steps(90.0, 100.0, 110.0)).outcome == "improvement"
 
 
+def test_a_launch_that_did_other_work_is_not_hidden_by_the_others() -> None:
+    before = steps(*[100.0] * 3, flops_per_step=100)
+    odd = record(*[launch(flops_per_step=flops) for flops in (100, 50, 100)])
+    found = judge(odd, before)
+    assert found.outcome == "incomparable"
+    assert "100, now 50" in str(found.reason)
+
+
+def test_launches_without_a_metric_are_looks_all_the_same() -> None:
+    """Or a row in doubt would get launches for ever, of which none has what is in doubt."""
+    policy = Policy(first=3, last=10)
+    before = record(*[launch(compute_ms=50.0 + number / 100) for number in range(3)])
+    with_it = [launch(compute_ms=100.0 + number / 100) for number in range(4)]
+    early = judge(record(*with_it), before, policy=policy)
+    assert early.doubtful
+    late = judge(record(*with_it, *[launch()] * 6), before, policy=policy)
+    assert not late.doubtful
+
+
+def test_a_floor_for_all_does_not_blind_a_row_with_a_tolerance_of_its_own() -> None:
+    policy = Policy(floor=0.1, gates=gates({"step_ms": {"tolerance": 0.05}}))
+    assert judge(QUIET, QUIET, policy=policy).outcome == "ok"
+    own = Policy(floor=0.1, gates=gates({"step_ms": {"floor": 0.02, "tolerance": 0.05}})).gate("step_ms")
+    assert (getattr(own, "floor", None), getattr(own, "tolerance", None)) == (0.02, 0.05)
+
+
 def test_more_launches_see_smaller_changes() -> None:
     seen = [step_change(steps(*[98.0, 102.0] * n), steps(*[98.0, 102.0] * n)).sees for n in (1, 2, 4, 8, 16)]
     assert seen == sorted(seen, reverse=True)

@@ -57,6 +57,25 @@ class Case:
             words.append(f"v{self.version}")
         return f"{self.builder.rpartition(':')[2]}({', '.join(words)}) @ {self.mesh}"
 
+    def apart(self, other: Case) -> list[str]:
+        """In words, what ``other`` has that this case has not."""
+        facts = [
+            (name, old, new)
+            for name, old, new in (
+                ("builder", self.builder.rpartition(":")[2], other.builder.rpartition(":")[2]),
+                ("mesh", str(self.mesh), str(other.mesh)),
+                ("version", self.version, other.version),
+                ("memory cap", self.memory_cap_gb, other.memory_cap_gb),
+            )
+            if old != new
+        ]
+        for name in sorted({*self.params, *other.params}):
+            old, new = (_spell(one.params[name]) if name in one.params else None for one in (self, other))
+            if old != new:
+                facts.append((name, old, new))
+        none = "not there"
+        return [f"{name} {none if old is None else old} → {none if new is None else new}" for name, old, new in facts]
+
     @property
     def slug(self) -> str:
         """A file name for this case: readable, unique through a hash of :attr:`id`."""

@@ -98,6 +98,8 @@ def watch(
         policy = Policy(floor=floor, gates=gates.get(case_id, {}))
         if found := rise(_worse(name, row), error=error, floor=_floor(name, policy)):
             first, change = found
+            if METRICS[name].higher_is_better:
+                change /= 1 + change  # of the baseline's rate, as the verdict has it: half of it is no 100 % less
             drifts.append(
                 Drift(
                     id=case_id,

@@ -93,7 +93,7 @@ class Environment:
 
     must_match: Mapping[str, Value]
     suspects: Mapping[str, Value]
-    machine: str
+    machine: str = ""
 
     def __post_init__(self) -> None:
         for facts in (self.must_match, self.suspects):

@@ -8,7 +8,9 @@ then one is 14 % slow with nothing changed. Three parts answer that, each from t
   parameter", Annals of Mathematical Statistics 35(1), 1964.
 * **How noisy one launch is**: one standard deviation for both sets, from the clipped residuals (Huber's proposal 2,
   same paper), shrunk towards the noise of similar rows. G. K. Smyth, "Linear models and empirical Bayes methods for
-  assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004.
+  assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004. Not where
+  its launches are too noisy to be one of these: B. Phipson et al., "Robust hyperparameter estimation protects against
+  hypervariable genes", Annals of Applied Statistics 10(2), 2016.
 * **How far chance reaches**: Student's t with the launches' degrees of freedom and the prior's.
 
 ``benchmarks/detection`` replays what this promises on real and made-up noise.
@@ -42,6 +44,9 @@ ROWS_LEAST = 3
 
 WORTH_MOST = 30.0
 """Launches that a prior is worth at most, however alike the rows look."""
+
+ODD = 0.01
+"""Chance that a row of a prior's kind is taken for a noisier one, about which the prior says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +133,7 @@ def compare(
     ``apart``: relative standard deviation of a set of launches beside that of each, and ``lasting``: the same as a
     multiple of the noise of a launch.
     """
-    own = len(before) + len(now) - 2
+    prior = _heeded((before, now), prior)
     middles, noise, counted = _fitted((before, now), prior)
     return Difference(
         before=math.exp(middles[0]),
@@ -137,7 +142,7 @@ def compare(
         counted_before=counted[0],
         counted_now=counted[1],
         launches_now=len(now),
-        freedom=prior.freedom(own),
+        freedom=prior.freedom(len(before) + len(now) - 2),
         apart=math.sqrt(2) * math.hypot(apart, lasting * noise),
     )
 
@@ -147,6 +152,7 @@ def expected(
 ) -> Difference:
     """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
     nothing has changed."""
+    prior = _heeded((before,), prior)
     (middle,), noise, _ = _fitted((before,), prior)
     return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior, lasting=lasting)
 
@@ -225,6 +231,19 @@ def quantile(probability: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability)) if probability < 1 else math.inf
+
+
+def _heeded(rows: Sequence[Sequence[float]], prior: Prior) -> Prior:
+    """The prior, worth nothing where launches are too noisy for it: by the F test that the prior's own law gives, with
+    a chance of :data:`ODD`. Else rows that agree would make an odd one among them look sure of what is its noise."""
+    from scipy.special import fdtri
+
+    own = sum(len(values) - 1 for values in rows)
+    if prior.presumed or not prior.worth or not own:
+        return prior
+    _, noise, _ = _huber([[math.log(value) for value in values] for values in rows], squares=0.0, freedom=own)
+    odd = (noise / prior.noise) ** 2 > float(fdtri(own, prior.worth, 1 - ODD))
+    return dataclasses.replace(prior, worth=0.0) if odd else prior
 
 
 def _fitted(rows: Sequence[Sequence[float]], prior: Prior) -> tuple[list[float], float, list[float]]:

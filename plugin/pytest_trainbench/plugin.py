@@ -28,6 +28,9 @@ from pytest_trainbench.verdict import OUTCOMES, Verdict
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 """Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
 
+STORING = ("--save-baseline", "--missing")
+"""Options, each without a value, that say what is stored."""
+
 NIGHTLY = ("--launches", "--confirm", "--run-timeout")
 """Options, each with a value, of a night: a baseline has its own number of launches, and all of them."""
 
@@ -104,6 +107,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
+    ours.unfinished = {item.nodeid for item in session.items if is_case(item)}
     _ = ours.hardware, ours.other
     ours.check_places()
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -264,7 +268,11 @@ def pytest_runtest_makereport(
     """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too, and so is
     one that fails before anything is measured."""
     report = yield
-    if not is_case(item) or call.excinfo is None or _is_worker(item.config):
+    if not is_case(item) or _is_worker(item.config):
+        return report
+    if call.when == "teardown":
+        item.config.stash[SESSION].unfinished.discard(item.nodeid)
+    if call.excinfo is None:
         return report
     if call.excinfo.errisinstance(pytest.skip.Exception):
         verdict = Verdict(outcome="skipped", reason=str(call.excinfo.value))
@@ -277,6 +285,7 @@ def pytest_runtest_makereport(
             _unmeasured(item, "invalid" if refused else "crash", words)
         else:
             _disowned(item, words)
+        report.user_properties = list(item.user_properties)
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None and refused:
         # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
@@ -287,13 +296,13 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
-    if ours is None or not ours.rows:
+    if ours is None or not (ours.rows or ours.unfinished):
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
     _ = ours.trend  # also where no report shows it: the history keeps what was said
     if ours.settings.report_md is not None:
-        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.trend)
+        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.trend, ours.cut_off)
         try:
             ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
             with ours.settings.report_md.open("a", encoding="utf-8") as file:
@@ -304,12 +313,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ours = terminalreporter.config.stash.get(SESSION, None)
-    if ours is None or not ours.rows:
+    if ours is None or not (ours.rows or ours.unfinished):
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
     red = any(row.fails for row in ours.rows)
-    calm = how == {"passes"} and not any(line.startswith("drift") for line in ours.trend)
-    terminalreporter.section(f"trainbench: {terminal.counts(ours.rows)}", red=red, yellow=not red and not calm)
+    calm = how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.trend)
+    title = f"trainbench: {terminal.counts(ours.rows, ours.cut_off)}"
+    terminalreporter.section(title, red=red, yellow=not red and not calm)
+    if not ours.rows:
+        return
     terminalreporter.write_line(terminal.summary(ours.rows))
     for line in ours.trend:
         terminalreporter.write_line(line)
@@ -389,11 +401,16 @@ def _accept(item: pytest.Item) -> str:
     # Not known_args_namespace's, which takes the value of an option that a conftest.py adds for a path.
     paths = list(map(str, config.option.file_or_dir))
     options = []
-    given = iter(map(str, config.invocation_params.args))
-    for arg in given:
+    given = list(map(str, config.invocation_params.args))
+    args = iter(given)
+    last = ""
+    for arg in args:
+        # One that is given more often than as a path is an option's value too: -k bench, for tests in bench/.
+        value = last.startswith("-") and "=" not in last and given.count(arg) > paths.count(arg)
+        last = arg
         if arg in left_out:
-            next(given, None)  # its value
-        elif arg not in (*paths, "--save-baseline", "--missing") and arg.partition("=")[0] not in left_out:
+            last = next(args, "")  # its value
+        elif (arg not in paths or value) and not {arg, arg.partition("=")[0]} & {*left_out, *STORING}:
             options.append(arg)
     path, _, test = item.nodeid.partition("::")
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)

@@ -210,7 +210,7 @@ def read_record(path: Path) -> Record:
             raise ValueError(f"{ids}: it was edited by hand")
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a record: {error}") from error
     return record
 

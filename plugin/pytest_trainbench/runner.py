@@ -216,6 +216,8 @@ class Runner:
             elif record.outcome == "ok" and self._blind(record, len(record.launches), how["gates"]):
                 reason = APART
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
+        elif not verdict.compared and (other := self._called(label, case)):
+            verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {other}")
         row = dataclasses.replace(measured, verdict=verdict).row(label)
         moved = verdict.outcome in ("regression", "incomparable", "improvement")
         if self.before is not None:
@@ -226,6 +228,16 @@ class Runner:
             accept=accept if moved or not verdict.compared else "",
             stale="" if stored is None or saves else self._stale(stored, record, verdict),
         )
+
+    def _called(self, label: str, case: Case) -> str:
+        """How the stored case of the same name, if any, is another one: a baseline may be missing because its case was
+        changed."""
+        stored = baseline.load_all(self.settings.baseline_dir, self.hardware.id)
+        apart = [one.case.apart(case) for one in stored if one.label == label]
+        if not apart:
+            return ""
+        nearest = min(apart, key=lambda facts: len(facts))
+        return f"the stored {label} is another case: {', '.join(nearest)}"
 
     def measure(
         self,

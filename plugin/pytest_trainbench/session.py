@@ -55,6 +55,8 @@ class Session:
         self.hidden = ""
         self.cases = 1
         """How many tests measure something: they share the night's error."""
+        self.unfinished: set[str] = set()
+        """Which of them have not come to their end."""
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
         self.log: history.Log | None = None
@@ -88,6 +90,12 @@ class Session:
             return against.find(self.settings.against, self.config.rootpath)
         except ValueError as error:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
+
+    @property
+    def cut_off(self) -> str:
+        """What a run that ended before its last case is to say: what it measured looks complete."""
+        left = len(self.unfinished)
+        return f"the run was cut off: {left} of {self.cases} have no result" if left else ""
 
     @property
     def available(self) -> int:

@@ -108,6 +108,8 @@ class Policy:
         limits: Mapping[str, Any] = self.gates.get(name, {})
         if shadows and not limits:
             limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get(shadows, {}).items()}
+        if "tolerance" in limits and "floor" not in limits and isinstance(gate, Statistical) and self.floor is not None:
+            limits = {**limits, "tolerance": max(limits["tolerance"], 2 * self.floor)}  # a marker knows no --floor
         return dataclasses.replace(gate, **limits)
 
     def error_of(self, metrics: int) -> float:
@@ -266,7 +268,9 @@ def judge(
         machine = HOST_NOISE if paced and name != "compute_ms" else MACHINE_NOISE
         apart = machine if moved and isinstance(METRICS[name].gate, Statistical) else 0.0
         found = compare(before, now, prior=prior, apart=apart, lasting=mood(name, baseline, record))
-        return weigh(name, found, error=error, policy=policy)
+        # A launch that does not have the metric was a look all the same, or looks would never end.
+        without = policy.left_out + len(record.launches) - len(now)
+        return weigh(name, found, error=error, policy=dataclasses.replace(policy, left_out=without))
 
     changes = tuple(_blamed(compared(name), unlike, calm, early=early, gate=policy.gate(name)) for name in judged)
     for outcome in ("incomparable", "regression", "environment", "noisy", "improvement"):
@@ -564,6 +568,8 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float], *, policy
         case Statistical():
             raise ValueError(f"{name} is judged by its noise")
     old, new = statistics.median(before), statistics.median(now)
+    if isinstance(gate, Exact):
+        new = max(now, key=lambda value: abs(value - old))  # a median hides a launch that did other work
     grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
     better = grown if metric.higher_is_better else -grown
     outcome = "ok"

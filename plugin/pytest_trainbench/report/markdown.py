@@ -21,9 +21,15 @@ OPENED = 3
 """Reports of failing rows that are unfolded: with more, each one's first line is what fits on a screen."""
 
 
-def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame], trend: Sequence[str] = ()) -> str:
+def report(
+    rows: Sequence[Row],
+    header: str,
+    tables: Mapping[str, pd.DataFrame],
+    trend: Sequence[str] = (),
+    cut_off: str = "",
+) -> str:
     """What is red and what drifts comes first: of a hundred rows the table alone is longer than a screen."""
-    parts = [f"## Training benchmark: {counts(rows)}", header]
+    parts = [f"## Training benchmark: {counts(rows, cut_off)}", header]
     red = [failure(row) for row in rows if row.fails]
     left, short = DETAILS_MOST, []
     for number, text in enumerate(red):
@@ -40,7 +46,8 @@ def report(rows: Sequence[Row], header: str, tables: Mapping[str, pd.DataFrame],
     drifts = [line for line in trend if line.startswith("drift")]
     if drifts:
         parts.append("\n".join(f"- {line}" for line in drifts))
-    parts.append(grid(rows, "pipe"))
+    if rows:
+        parts.append(grid(rows, "pipe"))
     if said := [*notes(rows), *(line for line in trend if line not in drifts)]:
         parts.append("\n".join(f"- {note}" for note in said))
     parts += [derived(f"### {title}", table, "pipe") for title, table in tables.items()]

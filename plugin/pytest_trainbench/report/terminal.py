@@ -86,10 +86,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def counts(rows: Sequence[Row]) -> str:
-    """For example ``8 ok, 1 noisy, 1 regression``."""
+def counts(rows: Sequence[Row], cut_off: str = "") -> str:
+    """For example ``8 ok, 1 noisy, 1 regression``, and that a run was ``cut_off``."""
     found = ((outcome, sum(row.verdict.outcome == outcome for row in rows)) for outcome in OUTCOMES)
-    return ", ".join(f"{count} {outcome}" for outcome, count in found if count)
+    told = ", ".join(f"{count} {outcome}" for outcome, count in found if count)
+    return "; ".join(filter(None, (told, cut_off)))
 
 
 def failure(row: Row) -> str:
