@@ -24,6 +24,19 @@ CASE = "train_step(strategy=zero2) @ dp4"
 START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
 
 
+def test_a_rate_that_halved_is_half_less() -> None:
+    """As the verdict has it: of the baseline's rate, and not of tonight's."""
+    history = [
+        replace(one, entries={CASE: replace(entry, launches=({"samples_per_s": 100.0 if number < 20 else 50.0},))})
+        for number in range(30)
+        for one in [run(number, 1.0)]
+        for entry in one.entries.values()
+    ]
+    (drift,) = watch(history[:-1], history[-1], night_error=1 / 30, floor=None).drifts
+    assert drift.metric == "samples_per_s"
+    assert drift.change == pytest.approx(0.5)
+
+
 def quiet(count: int, *, seed: int = 1, noise: float = 0.004) -> list[float]:
     return [float(value) for value in np.random.default_rng(seed).normal(0, noise, count)]
 

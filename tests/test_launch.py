@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,6 +240,8 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
     ended = run(tmp_path, fault="hang", limit_s=8)
     assert ended.outcome == "timeout"
     assert ended.reason is not None and "rank 1 was building the step" in ended.reason
+    _, _, culprit = ended.detail.partition("--- rank 1, where it was stopped ---\n")
+    assert re.search(r'steps\.py", line \d+ in _end', culprit), "of the rank that hung, not only of the one that waited"
     assert not alive(tmp_path)
 
 

@@ -42,7 +42,7 @@ def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(sav
     red = [
         "improvement: mine: fits in memory where the baseline did not",
         "  since     20*-*-* UTC, 2 runs in a row; no green run is kept",
-        "  accept    pytest test_it.py::test_mine *--save-baseline",
+        "  accept    python -m pytest test_it.py::test_mine *--save-baseline",
     ]
     result.stdout.fnmatch_lines(red)
     said = (saved.path / "report.md").read_text().splitlines()

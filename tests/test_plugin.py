@@ -78,7 +78,8 @@ def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> 
 
 def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project: pytest.Pytester) -> None:
     pytest_run(project, "--save-baseline", "--launches", "3", "--history", "kept")
-    project.makepyfile(my_steps=STEP.format(slow=" * 4"))
+    # So much that a host of half the speed, where other tests run, does not account for it.
+    project.makepyfile(my_steps=STEP.format(slow=" * 12"))
     result = pytest_run(project, "--junit-xml", "junit.xml", "--history", "kept")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -89,7 +90,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
             "  launches  * against 3",
             "  differs   *",
             "  since     this run; green at 20*-*-* UTC; between them:",
-            "  accept    pytest test_it.py::test_mine *--hw cpu *--save-baseline",
+            "  accept    python -m pytest test_it.py::test_mine *--hw cpu *--save-baseline",
             "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
             "*trainbench: 1 regression*",
         ]
@@ -125,7 +126,7 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
     monkeypatch.setenv("CI", "true")
     monkeypatch.chdir(project.mkdir("below"))
     result = pytest_run(project, "../test_it.py", "--size", "large", "--launches", "1")
-    result.stdout.fnmatch_lines(["  accept    pytest ../test_it.py::test_mine *--size large --save-baseline"])
+    result.stdout.fnmatch_lines(["  accept    python -m pytest ../test_it.py::test_mine *--size large --save-baseline"])
 
 
 def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
@@ -136,7 +137,7 @@ def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
     project.mkdir("mine")
     (project.path / "test_it.py").rename(project.path / "mine" / "test_it.py")
     result = pytest_run(project, "mine", "-k", "mine", "--launches", "1")
-    result.stdout.fnmatch_lines(["  accept    pytest mine/test_it.py::test_mine *-k mine --save-baseline"])
+    result.stdout.fnmatch_lines(["  accept    python -m pytest mine/test_it.py::test_mine *-k mine --save-baseline"])
 
 
 def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -> None:
@@ -177,7 +178,7 @@ def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
         [
             "regression: mine: collectives a step, all ranks: 4 → 6; bytes into *: 2,176 → 2,240; *time*",
             "*all_reduce: 4 → 6 a step, 2,176 → 2,240 B",
-            "  accept    pytest test_it.py::test_mine *--save-baseline",
+            "  accept    python -m pytest test_it.py::test_mine *--save-baseline",
         ]
     )
 

@@ -70,7 +70,7 @@ def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commit
             f"  against   HEAD~1 ({before}), measured in turns with this side",
             "  launches  * against *",
             f"  differs   commit: {before} → {now}",
-            "  again     pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
+            "  again     python -m pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
             "  accept    nothing is stored: what is merged is what the next run is compared with",
             "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
         ]

@@ -252,11 +252,13 @@ def collect(job: worker.Job, left: Left) -> Ended:
     if failures and not ((vanished or hung) and failures[0].lost_peer):
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {_short(first.message)}"
+        stopped = ""
         if first.kind == "timeout":
             reason += _others(job, first.rank)
+            stopped = _stopped(job, first.rank)
         if first.kind == "crash" and left.out_of_memory.get(first.rank):
             reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
-        return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback))
+        return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback) + stopped)
     if hung:
         stacks = (job.folder / worker.STACKS.format(hung[0])).read_text()
         reason = f"rank {', '.join(map(str, hung))} did not finish"
@@ -280,7 +282,7 @@ def collect(job: worker.Job, left: Left) -> Ended:
     if waited and code == -signal.SIGABRT:
         reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
         reason += f" while {_phase(job.folder, died)}{_others(job, died)}"
-        return Ended(outcome="timeout", reason=reason, detail=_sections(job, died, ""))
+        return Ended(outcome="timeout", reason=reason, detail=_sections(job, died, "") + _stopped(job, died))
     killed, out_of_memory = code == -signal.SIGKILL, left.out_of_memory.get(died)
     return Ended(
         outcome="oom" if killed and out_of_memory else "crash",
@@ -294,6 +296,16 @@ def _others(job: worker.Job, rank: int) -> str:
     others = [each for each in range(job.case.mesh.world_size) if each != rank]
     return "".join(
         f"{', ' if at else '; '}rank {each} was {_phase(job.folder, each)}" for at, each in enumerate(others)
+    )
+
+
+def _stopped(job: worker.Job, rank: int) -> str:
+    """Where the others were when they were stopped: one of them hung."""
+    stacks = ((each, job.folder / worker.STOPPED.format(each)) for each in range(job.case.mesh.world_size))
+    return "".join(
+        f"\n--- rank {each}, where it was stopped ---\n{path.read_text().strip()}"
+        for each, path in stacks
+        if each != rank and _size(path)
     )
 
 

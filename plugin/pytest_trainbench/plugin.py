@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import sys
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -414,4 +416,6 @@ def _accept(item: pytest.Item) -> str:
             options.append(arg)
     path, _, test = item.nodeid.partition("::")
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
-    return shlex.join(["pytest", f"{here}::{test}", *options, *(["--save-baseline"] if saves else [])])
+    # The one puts the current folder on the path of imports, the other does not.
+    how = ["python", "-m", "pytest"] if Path(sys.argv[0]).name == "__main__.py" else ["pytest"]
+    return shlex.join([*how, f"{here}::{test}", *options, *(["--save-baseline"] if saves else [])])

@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 JOB = "job.json"
 """File of a job in its folder."""
 
-TRACE, FAILURE, STACKS, PROGRESS = FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "progress-{}")
-"""Files that a rank may leave there: what it measured, why it could not, where its threads hung, what it does."""
+FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "stopped-{}.txt", "progress-{}")
+"""Files that a rank may leave there: what it measured, why it could not, where its threads hung or were when it was
+stopped for another rank, what it does."""
+
+TRACE, FAILURE, STACKS, STOPPED, PROGRESS = FILES
 
 LEAVING = "leaving"
 """The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
@@ -160,7 +163,12 @@ def main(job_path: str) -> None:
         signal.signal(name, signal.SIG_DFL)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
     phases = Phases(job.folder / PROGRESS.format(rank))
-    with (job.folder / STACKS.format(rank)).open("w") as stacks:
+    with (
+        (job.folder / STACKS.format(rank)).open("w") as stacks,
+        (job.folder / STOPPED.format(rank)).open("w") as stopped,
+    ):
+        # The rank that waited too long fails first, and has the one it waited for stopped: that is where to look.
+        faulthandler.register(signal.SIGTERM, file=stopped, chain=True)
         ends_at = time.monotonic() + job.limit_s
 
         def wind() -> None:
