@@ -42,6 +42,7 @@ REDUCED = {
     "powersgd": (3, 0.107),  # vectors as they are, then two matrices of rank 4 for each matrix
     "local-sgd": (1 / 4, 1 / 4),  # all parameters, every fourth step
     "compiled-ddp": (1, 1),
+    "compiled-autograd": (42, 1),  # one a parameter: DDP asks the compiler to fuse them, and here it does not
 }
 """all_reduces of a rank a step, and the share of the gradients' bytes that they take."""
 

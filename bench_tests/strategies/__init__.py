@@ -228,6 +228,12 @@ ACCELERATORS = {
         title="torch.compile around DDP",
         loss_tolerance=ROUNDED_TOLERANCE,
     ),
+    "compiled-autograd": Strategy(
+        function="bench_tests.strategies.accelerated_ddp:compiled",
+        title="torch.compile around DDP, and the backward pass one graph with its reductions",
+        options={"backward": True},
+        loss_tolerance=ROUNDED_TOLERANCE,
+    ),
 }
 """Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
 

@@ -76,11 +76,16 @@ def local_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, start: int, p
     return Trainee(run=run, parameters=model.parameters, replicated=False, period=period)
 
 
-def compiled(model: Trainable, dp: DeviceMesh, recipe: Recipe) -> Trainee:
+def compiled(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, backward: bool = False) -> Trainee:
     """``torch.compile`` around DDP, which cuts the graph where a bucket is full, so that communication still overlaps.
 
-    Shapes never change here: one compilation, for these.
+    With ``backward`` the whole backward pass is one graph, the reductions in it (compiled autograd with DDP's reducer
+    in Python, https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html): nothing is cut, and
+    what overlaps is the compiler's choice. Shapes never change here: one compilation, for these.
     """
+    if backward:  # switches of the whole process, which trains nothing else
+        torch._dynamo.config.compiled_autograd = True
+        torch._dynamo.config.optimize_ddp = "python_reducer"
     parallel = DistributedDataParallel(model, process_group=dp.get_group())
     whole = torch.compile(parallel, dynamic=False)
     optimizer = recipe.adamw(model.parameters())
