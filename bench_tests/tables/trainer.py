@@ -75,8 +75,7 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
     those of a whole run of two epochs, in whose time ``Trainer`` counts the evaluations: beside them stand *run, from
     rates*, the same made of our two rates, and *run, logged*, what ``Trainer`` logged of such a run. The published runs
     without fp16 are of fp32, beside TF32 too, and on several GPUs they are ``nn.DataParallel``'s, beside whatever ours
-    are. In brackets: the rate of a GPU as a fraction
-    of that of one GPU alone, with the same batch and format.
+    are. In brackets: the rate of a GPU as a fraction of that of one GPU alone, with the same batch and format.
     """
     found: dict[Setup, Rates] = {}
     for record in with_result(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):

@@ -109,12 +109,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
-    ours.unfinished = {item.nodeid for item in session.items if is_case(item)}
     _ = ours.hardware, ours.other
     ours.check_places()
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return  # pytest is about to say what it could not collect
     ours.begin()
+    ours.unfinished = {item.nodeid for item in session.items if is_case(item)}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
