@@ -21,11 +21,7 @@ TWO_MACHINES = "†"
 def built_by(records: Iterable[Record], *builders: str) -> list[Record]:
     """Records of these step builders, by the names of their functions, however they ended; without those of a device
     made smaller, which are no match for anybody's figures."""
-    return [
-        record
-        for record in records
-        if record.case.builder.rpartition(":")[2] in builders and record.case.memory_cap_gb is None
-    ]
+    return [record for record in records if record.case.function in builders and record.case.memory_cap_gb is None]
 
 
 def went_well(records: Iterable[Record]) -> list[Record]:

@@ -26,7 +26,6 @@ PUBLISHED = {
 CONVERGED = {"bert-1.5b": ((64, 0.0015, 25), (128, 0.003, 15))}
 """Model -> accelerators, learning rate, and hours of the whole published training."""
 
-
 SAME_LOSS = 0.003
 """Largest fraction by which two first losses of the same model and samples differ, added up in another order."""
 

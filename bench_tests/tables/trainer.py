@@ -140,7 +140,7 @@ def _order(setup: Setup) -> tuple[object, ...]:
 
 
 def _add(record: Record, found: dict[Setup, Rates]) -> None:
-    builder = record.case.builder.rpartition(":")[2]
+    builder = record.case.function
     setup, use = _setup(record)
     rates = found.setdefault(setup, Rates(train={}, evaluate={}, run={}, samples={}, memory={}))
     fits = record.outcome == "ok"

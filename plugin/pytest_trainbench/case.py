@@ -45,6 +45,11 @@ class Case:
         object.__setattr__(self, "params", params)
 
     @property
+    def function(self) -> str:
+        """The builder's name, without its module."""
+        return self.builder.rpartition(":")[2]
+
+    @property
     def id(self) -> str:
         """The name that baselines are keyed by, made of all that changes the number and of nothing else.
 
@@ -55,33 +60,25 @@ class Case:
             words.append(f"memory cap {self.memory_cap_gb!r} GB")
         if self.version != 1:
             words.append(f"v{self.version}")
-        return f"{self.builder.rpartition(':')[2]}({', '.join(words)}) @ {self.mesh}"
+        return f"{self.function}({', '.join(words)}) @ {self.mesh}"
 
     def apart(self, other: Case) -> list[str]:
         """In words, what ``other`` has that this case has not."""
-        facts = [
-            (name, old, new)
-            for name, old, new in (
-                ("builder", self.builder.rpartition(":")[2], other.builder.rpartition(":")[2]),
-                ("mesh", str(self.mesh), str(other.mesh)),
-                ("version", self.version, other.version),
-                ("memory cap", self.memory_cap_gb, other.memory_cap_gb),
-            )
-            if old != new
-        ]
-        for name in sorted({*self.params, *other.params}):
-            old, new = (_spell(one.params[name]) if name in one.params else None for one in (self, other))
-            if old != new:
-                facts.append((name, old, new))
-        none = "not there"
-        return [f"{name} {none if old is None else old} → {none if new is None else new}" for name, old, new in facts]
+
+        def facts(case: Case) -> dict[str, Any]:
+            own = {"builder": case.function, "mesh": case.mesh, "version": case.version}
+            own["memory cap"] = "not there" if case.memory_cap_gb is None else case.memory_cap_gb
+            names = sorted({*self.params, *other.params})
+            return own | {name: _spell(case.params[name]) if name in case.params else "not there" for name in names}
+
+        before, now = facts(self), facts(other)
+        return [f"{name} {before[name]} → {now[name]}" for name in before if before[name] != now[name]]
 
     @property
     def slug(self) -> str:
         """A file name for this case: readable, unique through a hash of :attr:`id`."""
-        function = self.builder.rpartition(":")[2]
         words = [value for _, value in sorted(self.params.items()) if isinstance(value, str)]
-        text = "-".join([function, *words, str(self.mesh)]).lower()
+        text = "-".join([self.function, *words, str(self.mesh)]).lower()
         readable = re.sub(r"[^a-z0-9._]+", "-", text).strip("-")
         return f"{readable[:80]}-{hashlib.sha256(self.id.encode()).hexdigest()[:8]}"
 

@@ -43,7 +43,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
                 "id": record.case.id,
                 "label": record.label,
                 "hardware": record.hardware,
-                "builder": record.case.builder.rpartition(":")[2],
+                "builder": record.case.function,
                 "mesh": str(record.case.mesh),
                 "world_size": record.case.mesh.world_size,
                 "created": pd.Timestamp(record.created),

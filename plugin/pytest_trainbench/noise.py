@@ -133,8 +133,7 @@ def compare(
     ``apart``: relative standard deviation of a set of launches beside that of each, and ``lasting``: the same as a
     multiple of the noise of a launch.
     """
-    prior = _heeded((before, now), prior)
-    middles, noise, counted = _fitted((before, now), prior)
+    (middles, noise, counted), prior = _fitted((before, now), prior)
     return Difference(
         before=math.exp(middles[0]),
         now=math.exp(middles[1]),
@@ -152,8 +151,7 @@ def expected(
 ) -> Difference:
     """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
     nothing has changed."""
-    prior = _heeded((before,), prior)
-    (middle,), noise, _ = _fitted((before,), prior)
+    ((middle,), noise, _), prior = _fitted((before,), prior)
     return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior, lasting=lasting)
 
 
@@ -233,27 +231,23 @@ def quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability)) if probability < 1 else math.inf
 
 
-def _heeded(rows: Sequence[Sequence[float]], prior: Prior) -> Prior:
-    """The prior, worth nothing where launches are too noisy for it: by the F test that the prior's own law gives, with
-    a chance of :data:`ODD`. Else rows that agree would make an odd one among them look sure of what is its noise."""
+def _fitted(rows: Sequence[Sequence[float]], prior: Prior) -> tuple[tuple[list[float], float, list[float]], Prior]:
+    """As :func:`_huber`, of figures and with what is known before; and that prior, worth nothing where launches are too
+    noisy for it: by the F test that its own law gives, with a chance of :data:`ODD`. Else rows that agree would make an
+    odd one among them look sure of what is its noise."""
     from scipy.special import fdtri
 
-    own = sum(len(values) - 1 for values in rows)
-    if prior.presumed or not prior.worth or not own:
-        return prior
-    _, noise, _ = _huber([[math.log(value) for value in values] for values in rows], squares=0.0, freedom=own)
-    odd = (noise / prior.noise) ** 2 > float(fdtri(own, prior.worth, 1 - ODD))
-    return dataclasses.replace(prior, worth=0.0) if odd else prior
-
-
-def _fitted(rows: Sequence[Sequence[float]], prior: Prior) -> tuple[list[float], float, list[float]]:
-    """As :func:`_huber`, of figures and with what is known before."""
     sets = [[math.log(value) for value in values] for values in rows]
     own = sum(len(values) - 1 for values in rows)
     found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=prior.worth + own)
-    if prior.presumed and own:
-        found = max(found, _huber(sets, squares=0.0, freedom=own), key=lambda each: each[1])
-    return found
+    if not own or not prior.worth:
+        return found, prior
+    alone = _huber(sets, squares=0.0, freedom=own)
+    if prior.presumed:
+        return max(found, alone, key=lambda each: each[1]), prior
+    _, noise, _ = alone
+    odd = (noise / prior.noise) ** 2 > float(fdtri(own, prior.worth, 1 - ODD))
+    return (alone, dataclasses.replace(prior, worth=0.0)) if odd else (found, prior)
 
 
 def _huber(

@@ -412,7 +412,7 @@ def _accept(item: pytest.Item) -> str:
         last = arg
         if arg in left_out:
             last = next(args, "")  # its value
-        elif (arg not in paths or value) and not {arg, arg.partition("=")[0]} & {*left_out, *STORING}:
+        elif (arg not in paths or value) and arg.partition("=")[0] not in (*left_out, *STORING):
             options.append(arg)
     path, _, test = item.nodeid.partition("::")
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)

@@ -232,8 +232,7 @@ class Runner:
     def _called(self, label: str, case: Case) -> str:
         """How the stored case of the same name, if any, is another one: a baseline may be missing because its case was
         changed."""
-        stored = baseline.load_all(self.settings.baseline_dir, self.hardware.id)
-        apart = [one.case.apart(case) for one in stored if one.label == label]
+        apart = [one.case.apart(case) for one in self._baselines if one.label == label]
         if not apart:
             return ""
         nearest = min(apart, key=lambda facts: len(facts))
@@ -332,9 +331,14 @@ class Runner:
         return self._learned(record.machine)
 
     @cached_property
+    def _baselines(self) -> list[Record]:
+        """Of this hardware, as they were before the first row was judged."""
+        return baseline.load_all(self.settings.baseline_dir, self.hardware.id)
+
+    @cached_property
     def _learned(self) -> Callable[[str], Priors]:
-        """By machine, from the baselines of this hardware as they were before the first row was judged."""
-        return cache(partial(learn, baseline.load_all(self.settings.baseline_dir, self.hardware.id)))
+        """By machine."""
+        return cache(partial(learn, self._baselines))
 
     def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days

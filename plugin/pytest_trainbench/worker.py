@@ -201,6 +201,7 @@ def main(job_path: str) -> None:
             sys.stdout.flush()
             # Not a plain exit: destructors of process groups wait for peers that may never answer.
             os._exit(1)
+        faulthandler.unregister(signal.SIGTERM)  # before its file is closed
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ def _cost(record: Record) -> Cost:
     tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
     return Cost(
         label=record.label,
-        work=None if model is None else (record.case.builder.rpartition(":")[2], model, tokens),
+        work=None if model is None else (record.case.function, model, tokens),
         devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
