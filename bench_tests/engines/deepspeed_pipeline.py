@@ -6,11 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.functional import cross_entropy, embedding, linear, pad
+from torch.nn.functional import embedding, linear
 
 from bench_tests import deepspeed_engine
 from bench_tests.engines import axis, share_of
 from bench_tests.models.gpt import GPT
+from bench_tests.models.loss import next_token_loss
 from bench_tests.strategies.recipe import Recipe, Trainee
 
 
@@ -36,7 +37,7 @@ def deepspeed_pipeline(
             TiedLayerSpec("words", Words, layers, forward_fn=head),
         ],
         num_stages=stages,
-        loss_fn=loss_of,
+        loss_fn=next_token_loss,
         partition_method="type:Block",
     )
     layers.clear()  # the specifications, which stay, hold those of the other stages too
@@ -57,12 +58,6 @@ def deepspeed_pipeline(
         return loss.detach()
 
     return Trainee(run=run, parameters=pipeline.parameters, replicated=True)
-
-
-def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
-    loss: Tensor = cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
-    return loss
 
 
 class Words(nn.Module):

@@ -20,11 +20,11 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from torch.nn.functional import cross_entropy, pad
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_tests.engines import SCHEDULES, axis, share_of
 from bench_tests.models.gpt import GPT
+from bench_tests.models.loss import next_token_loss
 from bench_tests.strategies import DDP_OPTIONS
 from bench_tests.strategies.recipe import Recipe, Trainee
 
@@ -70,9 +70,10 @@ class Stage(nn.Module):
             if not self.last:
                 return hidden
             logits = self.head(self.ln_f(hidden))
-        next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
-        loss = cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
-        return local(loss).unsqueeze(0)
+            if not isinstance(logits, DTensor):
+                return next_token_loss(logits, tokens).unsqueeze(0)
+        # Parallel over the vocabulary, torch has a log-softmax of fp32 scores only.
+        return local(next_token_loss(logits, tokens)).unsqueeze(0)
 
 
 def torch_native(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
 import bench_tests.torchvision_ops  # noqa: F401
 
@@ -11,6 +11,7 @@ import bench_tests.torchvision_ops  # noqa: F401
 from transformers import BartConfig, BartForConditionalGeneration
 
 from bench_tests.models.bert import mask
+from bench_tests.models.loss import token_loss
 from bench_tests.models.trainable import LanguageModel
 
 
@@ -41,7 +42,7 @@ class Bart(LanguageModel):
         for layer in decoder.layers:
             written = layer(written, None, read)
         scores = self.bart.lm_head(written) + self.bart.final_logits_bias
-        return cross_entropy(scores.float().flatten(0, 1), tokens.flatten())
+        return token_loss(scores, tokens)
 
     def flops_per_sample(self) -> float:
         """Per token 12·hidden² weights in an encoder layer; 16·hidden² in a decoder layer, whose second attention takes

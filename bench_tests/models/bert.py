@@ -13,6 +13,7 @@ import bench_tests.torchvision_ops  # noqa: F401
 # isort: split
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM
 
+from bench_tests.models.loss import token_loss
 from bench_tests.models.trainable import LanguageModel, transformer_flops
 
 MASKED_EVERY = 7
@@ -43,7 +44,7 @@ class MaskedBert(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
-        return _token_loss(self.bert.cls(self.encode(masked)), labels)
+        return token_loss(self.bert.cls(self.encode(masked)), labels)
 
     def encode(self, masked: Tensor) -> Tensor:
         """Samples × sequence tokens to samples × sequence × hidden."""
@@ -73,7 +74,7 @@ class Bert(MaskedBert):
         follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
         hidden = self.encode(masked)
         scores, follows_scores = self.bert.cls(hidden, self.bert.bert.pooler(hidden))
-        return _token_loss(scores, labels) + cross_entropy(follows_scores.float(), follows)
+        return token_loss(scores, labels) + cross_entropy(follows_scores.float(), follows)
 
     def flops_per_sample(self) -> float:
         hidden: int = self.config.hidden_size
@@ -189,11 +190,6 @@ def deberta_v3(
         ),
         sequence or positions,
     )
-
-
-def _token_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """In fp32: a loss of 10 in 16 bits moves in steps of 1/16."""
-    return cross_entropy(scores.float().flatten(0, 1), labels.flatten())
 
 
 def mask(tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
 
 import bench_tests.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from bench_tests.models.loss import next_token_loss
 from bench_tests.models.trainable import LanguageModel, transformer_flops
 
 
@@ -37,9 +37,7 @@ class GPT(LanguageModel):
         hidden = transformer.wte(tokens) + transformer.wpe(positions)
         for block in transformer.h:
             hidden = block(hidden)
-        logits = self.gpt2.lm_head(transformer.ln_f(hidden))
-        next_tokens = pad(tokens[:, 1:], (0, 1), value=-100)
-        return cross_entropy(logits.float().flatten(0, 1), next_tokens.flatten())
+        return next_token_loss(self.gpt2.lm_head(transformer.ln_f(hidden)), tokens)
 
     def flops_per_sample(self) -> float:
         return transformer_flops(
