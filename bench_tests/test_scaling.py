@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bench_tests.models import find_model
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware import Hardware
@@ -54,10 +55,7 @@ WORK = {
     # The rate is that of the larger model on as many devices, since at four times its batch four times its rate needs
     # the warm-up of a whole training.
     "bert-large": Work(sequence=128, micro_batch=64, at=64 * 64 * 24),
-    # Without warm-up, Adam's first updates throw 48 post-norm layers far off (R. Xiong et al., arXiv 2002.04745): on
-    # an H200 the reference's loss went from 11.5 to 12.5, ZeRO-1's to 11.6. From step 5 on 9 % of the fall was between
-    # them at most.
-    "bert-1.5b": Work(sequence=128, micro_batch=16, loss_tolerance=0.2, loss_steps=(5, 12)),
+    "bert-1.5b": Work(sequence=128, micro_batch=16),
 }
 
 SPLIT_TOLERANCE = 0.005
@@ -99,8 +97,9 @@ def test_scaling(
             "loss_tolerance": work.loss_tolerance,
             "loss_steps": work.loss_steps,
         }
-    # The rate of one device, and that of one more with each step.
-    warmup = {"warmup_steps": mesh.dp} if scaling == "weak" and mesh.dp > 1 else {}
+    # The rate rises with each step by what it does on one device, up to that of all devices together.
+    rising = find_model(model).warmup_steps * mesh.dp
+    warmup = {"warmup_steps": rising} if scaling == "weak" and mesh.dp > 1 else {}
     bench(
         "bench_tests.training:train_step",
         mesh=mesh,

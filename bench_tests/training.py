@@ -27,7 +27,7 @@ def train_step(
     micro_batch: int,
     micro_batches: int = 1,
     learning_rate: float | None = None,
-    warmup_steps: int = 1,
+    warmup_steps: int | None = None,
     graph: str | None = None,
     **sample: Any,
 ) -> Step:
@@ -36,26 +36,27 @@ def train_step(
     Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
     that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how
     they are split (but for batch norm, which sees a rank's micro-batch, and so for losses that hold samples of one
-    micro-batch against each other). ``learning_rate`` replaces the one of the model's row; it rises linearly until step
-    ``warmup_steps``. With ``graph`` the model is compiled, and the strategy wraps what comes out. In ``fp8`` only the
-    linear layers of the blocks take 8-bit numbers, and all FLOPs are held against that peak. Raises ``ValueError`` for
-    a name or a combination that does not exist.
+    micro-batch against each other). ``learning_rate`` and ``warmup_steps`` replace those of the model's row. With
+    ``graph`` the model is compiled, and the strategy wraps what comes out. In ``fp8`` only the linear layers of the
+    blocks take 8-bit numbers, and all FLOPs are held against that peak. Raises ``ValueError`` for a name or a
+    combination that does not exist.
     """
     dp = mesh["dp"]
     if mesh.size() != dp.size():
         raise ValueError(f"strategies of this suite are purely data parallel, and the mesh is {mesh}")
     model_row, strategy_row = find_model(model), find_strategy(strategy)
+    warmup = warmup_steps or model_row.warmup_steps
     if not strategy_row.accumulates:
         if micro_batches > 1:
             raise ValueError(f"strategy {strategy!r} takes one micro-batch a step, not {micro_batches}")
-        if warmup_steps > 1:
-            raise ValueError(f"strategy {strategy!r} has one learning rate, and no warm-up of {warmup_steps} steps")
+        if warmup > 1:
+            raise ValueError(f"strategy {strategy!r} has one learning rate, and no warm-up of {warmup} steps")
 
     # TF32 is a switch of the whole process; the other formats are chosen tensor by tensor.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     device = torch.empty(0, device=mesh.device_type).device  # with its index
     rate = learning_rate or model_row.learning_rate
-    recipe = Recipe(precision=precision, learning_rate=rate, warmup_steps=warmup_steps, device=device)
+    recipe = Recipe(precision=precision, learning_rate=rate, warmup_steps=warmup, device=device)
     module = model_row.build(device, **sample)
     samples = micro_batch * micro_batches * dp.size()
     # Asked before a strategy takes the module apart.

@@ -21,16 +21,22 @@ class Model:
     """The import path ``package.module:function`` of what builds a model, and the dimensions that it is called with.
 
     ``parameters`` is the exact count, tied weights once, or ``None`` where no source publishes one.
-    ``learning_rate`` makes the loss fall clearly within ten steps of AdamW without warm-up, in bf16 too.
+    ``learning_rate`` rises linearly until step ``warmup_steps`` of AdamW. Under both the loss falls steadily over the
+    steps that are compared with the unsharded model's: where a loss leaps, rounding grows with it, and a correct
+    training looks as wrong as a faulty one.
     """
 
     builder: str
     dimensions: Mapping[str, Any]
     learning_rate: float
+    warmup_steps: int = 1
     parameters: int | None = None
 
     def build(self, device: device | str, **sample: Any) -> Trainable:
         """The model on ``device``, fp32; its random weights are the same on every rank.
+
+        Each weight begins as a number that bf16 holds exactly. A strategy that trains a 16-bit copy of the weights then
+        begins where one with fp32 weights does, and their losses can be compared closely.
 
         ``sample`` says what one sample is where the model leaves that open: ``sequence``, the number of tokens, for a
         language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot
@@ -41,7 +47,11 @@ class Model:
         builder: Callable[..., Trainable] = resolve_name(self.builder)
         with torch.device(device):
             torch.manual_seed(SEED)
-            return builder(**self.dimensions, **sample).train()
+            module = builder(**self.dimensions, **sample).train()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(parameter.bfloat16())
+        return module
 
 
 SEED = 1234
@@ -56,7 +66,7 @@ MODELS = {
     "gpt-1.3b": Model(
         builder="bench_tests.models.gpt:gpt",
         dimensions={"layers": 24, "hidden": 2048, "heads": 32, "vocabulary": 50_304, "positions": 1024},
-        learning_rate=1e-4,
+        learning_rate=4e-6,
         parameters=1_313_722_368,
     ),
     "bert-tiny": Model(
@@ -67,19 +77,21 @@ MODELS = {
     "bert-base": Model(
         builder="bench_tests.models.bert:bert",
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512},
-        learning_rate=1e-4,
+        learning_rate=1e-5,
         parameters=110_106_428,
     ),
     "bert-large": Model(
         builder="bench_tests.models.bert:bert",
         dimensions={"layers": 24, "hidden": 1024, "heads": 16, "vocabulary": 30_522, "positions": 512},
-        learning_rate=1e-4,
+        learning_rate=2e-5,
+        warmup_steps=12,
         parameters=336_226_108,
     ),
     "bert-1.5b": Model(
         builder="bench_tests.models.bert:bert",
         dimensions={"layers": 48, "hidden": 1600, "heads": 25, "vocabulary": 30_522, "positions": 512},
-        learning_rate=5e-5,
+        learning_rate=2e-5,
+        warmup_steps=12,
     ),
     "deberta-tiny": Model(
         builder="bench_tests.models.bert:deberta_v3",
@@ -96,7 +108,7 @@ MODELS = {
     "alexnet": Model(
         builder="bench_tests.models.vision:alexnet",
         dimensions={},
-        learning_rate=1e-4,
+        learning_rate=3e-5,
         parameters=61_100_840,
     ),
     "alexnet-tiny": Model(
@@ -107,7 +119,7 @@ MODELS = {
     "resnet18": Model(
         builder="bench_tests.models.vision:resnet",
         dimensions={"block": "BasicBlock", "layers": (2, 2, 2, 2)},
-        learning_rate=3e-4,
+        learning_rate=1e-4,
         parameters=11_689_512,
     ),
     "resnet18-tiny": Model(
@@ -129,7 +141,7 @@ MODELS = {
     "vgg16": Model(
         builder="bench_tests.models.vision:vgg16",
         dimensions={},
-        learning_rate=1e-4,
+        learning_rate=1e-5,
         parameters=138_357_544,
     ),
     "vgg16-tiny": Model(
@@ -158,7 +170,7 @@ MODELS = {
     "timm_vision_transformer": Model(
         builder="bench_tests.models.vision:vision_transformer",
         dimensions={"layers": 12, "hidden": 384, "heads": 6},
-        learning_rate=3e-4,
+        learning_rate=1e-4,
         parameters=22_050_664,
     ),
     "timm_vision_transformer-tiny": Model(
@@ -191,7 +203,7 @@ MODELS = {
     "hf_Bert": Model(
         builder="bench_tests.models.bert:masked_bert",
         dimensions={"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 30_522, "positions": 512},
-        learning_rate=1e-4,
+        learning_rate=5e-5,
         parameters=109_514_298,
     ),
     "hf_Bert-tiny": Model(
