@@ -66,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         how: dict[str, Any] = {"action": "store_true"} if option.default is False else {"metavar": option.metavar}
         group.addoption(settings.flag(name), dest=f"trainbench_{name}", default=None, help=option.help, **how)
         parser.addini(f"trainbench_{name}", f"default of {settings.flag(name)}", default="")
-    parser.addini("trainbench_preload", "modules that ranks should find imported when they start", default="")
+    for name, help in settings.ONLY_INI.items():
+        parser.addini(f"trainbench_{name}", help, default="")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -84,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         options = settings.read(
             {name: config.getoption(f"trainbench_{name}") for name in settings.OPTIONS},
             os.environ,
-            {name: config.getini(f"trainbench_{name}") for name in [*settings.OPTIONS, "preload"]},
+            {name: config.getini(f"trainbench_{name}") for name in [*settings.OPTIONS, *settings.ONLY_INI]},
             config.rootpath,
         )
     except ValueError as error:
