@@ -43,6 +43,7 @@ LADDER = (
     "drift",
     "turned",
     "settings",
+    "rootdir",
     "frame",
     # Text.
     "report",

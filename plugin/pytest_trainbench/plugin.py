@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench import hooks, settings
+from pytest_trainbench import hooks, rootdir, settings
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.measure import Plan
@@ -72,6 +72,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before a conftest of the wrong project is imported, or one of the right project without its ``pythonpath``."""
+    known, folder = early_config.known_args_namespace, early_config.invocation_params.dir
+    if known.inifilename is not None:
+        return
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    problem = rootdir.misled(
+        [*added, *map(str, early_config.invocation_params.args)],
+        flags=[settings.flag(name) for name, option in settings.OPTIONS.items() if option.metavar is not None],
+        paths=known.file_or_dir,
+        folder=folder,
+        found=rootdir.Root(path=early_config.rootpath, ini=early_config.inipath),
+        given=Path(os.path.normpath(folder / os.path.expandvars(known.rootdir))) if known.rootdir else None,
+    )
+    if problem:
+        raise pytest.UsageError(problem)
 
 
 def pytest_configure(config: pytest.Config) -> None:
