@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trainbench.against import Checkout, Other, _git, check_modules, find, import_path
+from pytest_trainbench.against import Checkout, Other, check_modules, find, import_path
+from pytest_trainbench.git import git as plain_git
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -45,7 +46,7 @@ def test_what_a_hook_is_told_is_not_passed_on_and_what_a_machine_asks_of_git_is(
     settings = tmp_path / "gitconfig"
     settings.write_text("[alias]\n\tmine = rev-parse main\n")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    assert _git(repository, "mine") == _git(repository, "rev-parse", "main")
+    assert plain_git(repository, "mine") == plain_git(repository, "rev-parse", "main")
 
 
 def test_a_name_of_a_commit_is_that_commit_of_the_repository_around(repository: Path) -> None:

@@ -21,6 +21,7 @@ LADDER = (
     "record",
     "hardware",
     "conditions",
+    "git",
     # From what a rank saw to a verdict.
     "metrics",
     "reduce",
@@ -34,6 +35,7 @@ LADDER = (
     "detect",
     "environment",
     "against",
+    "project",
     "history",
     "noise",
     "causes",
@@ -41,6 +43,7 @@ LADDER = (
     "drift",
     "turned",
     "settings",
+    "rootdir",
     "frame",
     # Text.
     "report",

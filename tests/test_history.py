@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -32,7 +33,7 @@ SECOND = Entry.of(
 
 
 def log(folder: Path, started: datetime = NIGHT) -> Log:
-    return Log(folder, hardware="h200", environment=ENVIRONMENT.to_json(), started=started)
+    return Log(folder, project="mine-0123abcd", hardware="h200", environment=ENVIRONMENT.to_json(), started=started)
 
 
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -40,13 +41,16 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     tonight.add(FIRST)
     tonight.add(SECOND)
     tonight.drifted(FIRST.id)
-    assert tonight.path.parent == tmp_path / "h200" and tonight.path.name.startswith("20261002T021700Z-")
+    assert tonight.path.parent == tmp_path / "mine-0123abcd" / "h200" and tonight.path.name.startswith(
+        "20261002T021700Z-"
+    )
     assert read_run(tonight.path) == Run(
         path=tonight.path,
         started=NIGHT,
         hardware="h200",
         environment=ENVIRONMENT,
         entries={FIRST.id: FIRST, SECOND.id: SECOND},
+        project="mine-0123abcd",
         drifted=frozenset({FIRST.id}),
     )
 
@@ -100,7 +104,7 @@ def test_a_run_that_was_killed_while_it_wrote_keeps_what_was_whole(tmp_path: Pat
 )
 def test_a_file_that_is_no_run_is_said_and_the_others_count(tmp_path: Path, text: str, why: str) -> None:
     log(tmp_path).add(FIRST)
-    broken = tmp_path / "h200" / "20261003T000000Z-broken.jsonl"
+    broken = tmp_path / "mine-0123abcd" / "h200" / "20261003T000000Z-broken.jsonl"
     broken.write_text(text)
     runs, (problem,) = read_runs(tmp_path)
     assert len(runs) == 1
@@ -120,7 +124,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path
     tonight = log(tmp_path / "file")
     tonight.add(FIRST)
     assert tonight.problem == (
-        f"{tmp_path / 'file' / 'h200'} cannot be written (Not a directory); --history DIR names another folder"
+        f"{tonight.path.parent} cannot be written (Not a directory); --history DIR names another folder"
     )
     tonight.add(SECOND)
 
@@ -132,6 +136,7 @@ def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
     table = load_history(tmp_path)
     assert table.iloc[1].dropna().to_dict() == {
         "started": pd.Timestamp(NIGHT),
+        "project": "mine-0123abcd",
         "hardware": "h200",
         "machine": "0123abcd",
         "id": "train_step(strategy=zero2) @ dp2",
@@ -148,9 +153,46 @@ def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
     assert list(table["outcome"]) == ["ok", "ok", "crash"] and list(table["step_ms"].isna()) == [False, False, True]
 
 
-def test_a_table_of_what_is_not_there_or_broken_is_refused(tmp_path: Path) -> None:
+def test_a_table_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone does not exist; a run writes it"):
         load_history(tmp_path / "gone")
+
+
+def test_a_broken_file_is_missing_from_the_table_and_a_warning_names_it(tmp_path: Path) -> None:
+    log(tmp_path).add(FIRST)
     (tmp_path / "20261003T000000Z-broken.jsonl").write_text(json.dumps({"schema": 1}) + "\n")
-    with pytest.raises(ValueError, match="it has no 'started'"):
-        load_history(tmp_path)
+    with pytest.warns(UserWarning, match="broken.jsonl cannot be read as a run: it has no 'started'"):
+        assert len(load_history(tmp_path)) == 2
+
+
+def older(tonight: Log) -> Path:
+    """Move a run to where older versions kept it, as they wrote it."""
+    head, *lines = tonight.path.read_text().splitlines(keepends=True)
+    facts = json.loads(head)
+    del facts["project"]
+    old = tonight.path.parents[2] / "h200" / tonight.path.name
+    old.parent.mkdir(exist_ok=True)
+    old.write_text("".join([json.dumps(facts) + "\n", *lines]))
+    tonight.path.unlink()
+    return old
+
+
+def test_runs_of_older_versions_stay_in_the_table_without_a_project(tmp_path: Path) -> None:
+    tonight = log(tmp_path)
+    tonight.add(FIRST)
+    older(tonight)
+    assert load_history(tmp_path)["project"].tolist() == ["", ""]
+
+
+def test_a_run_says_how_to_claim_the_runs_of_older_versions(tmp_path: Path) -> None:
+    """They may be of any project, so they do not count for this one until a person has typed the command."""
+    before, tonight = log(tmp_path), log(tmp_path, NIGHT.replace(day=3))
+    assert tonight.unclaimed() == []
+    before.add(FIRST)
+    old = older(before)
+    (said,) = tonight.unclaimed()
+    assert said.startswith(f"the runs in {old.parent} do not say their project, so they do not count; ")
+    assert read_runs(tonight.path.parent) == ([], [])
+    tonight.add(FIRST)
+    subprocess.run(said[said.index("mv ") :], shell=True, check=True)
+    assert len(read_runs(tonight.path.parent)[0]) == 2 and tonight.unclaimed() == []

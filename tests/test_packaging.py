@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
+import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from itertools import chain
@@ -14,6 +17,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from pytest_trainbench.environment import DISTRIBUTIONS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +29,7 @@ else:
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+GPU_PYTHON = "3.12"
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
@@ -39,9 +46,36 @@ def steps(workflow: dict[str, Any], action: str = "") -> Iterator[dict[str, Any]
         yield from (step for step in job["steps"] if step.get("uses", "").startswith(action))
 
 
-def pins() -> list[Requirement]:
-    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
-    return [Requirement(line) for line in lines if line]
+def pins(name: str, python: str) -> dict[str, str]:
+    """Versions by package for one version of Python, of a file and of those that it includes."""
+    pinned: dict[str, str] = {}
+    for line in (ROOT / name).read_text().splitlines():
+        text = line.partition("#")[0].strip()
+        found = {}
+        if text.startswith("-c "):
+            found = pins(text.removeprefix("-c "), python)
+        elif text:
+            pin = Requirement(text)
+            (specifier,) = pin.specifier
+            assert specifier.operator == "==", f"{pin} is a range"
+            if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+                found = {canonicalize_name(pin.name): specifier.version}
+        assert not set(found) & set(pinned), f"{line} in {name} is pinned twice"
+        pinned |= found
+    return pinned
+
+
+def stored_versions() -> dict[str, str]:
+    """What most of the rows stored on GPUs were measured with: versions by package, and that of Python.
+
+    Most, and not the newest: while rows are saved anew in another environment, the nightly stays in that of the others.
+    """
+    records = [json.loads(path.read_text()) for path in (ROOT / "baselines").rglob("*.json")]
+    records.sort(key=lambda record: str(record["created"]), reverse=True)  # where two are as many, the newer counts
+    facts = [record["environment"]["suspects"] for record in records]
+    names = {"torch", "python", *DISTRIBUTIONS} - {"pytest-trainbench"}
+    counts = {name: Counter(one[name] for one in facts if "cuda" in one and name in one) for name in names}
+    return {name: Version(count.most_common(1)[0][0]).public for name, count in counts.items() if count}
 
 
 def test_the_three_workflows_exist() -> None:
@@ -103,20 +137,42 @@ def test_every_job_ends(path: Path) -> None:
     assert all(int(job["timeout-minutes"]) > 0 for job in load(path)["jobs"].values())
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
-def test_constraints_pin_each_dependency_once_within_its_range(python: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "python"),
+    [*(("constraints.txt", python) for python in ("3.10", "3.11", "3.12")), ("constraints-gpu.txt", GPU_PYTHON)],
+)
+def test_constraints_pin_each_dependency_once_within_its_range(name: str, python: str) -> None:
     project = PYPROJECT["project"]
     lines = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    pinned: dict[str, str] = {}
-    for pin in pins():
-        if pin.marker is not None and not pin.marker.evaluate({"python_version": python}):
-            continue
-        (specifier,) = pin.specifier
-        assert specifier.operator == "==", f"{pin} is a range"
-        assert canonicalize_name(pin.name) not in pinned, f"{pin.name} is pinned twice"
-        pinned[canonicalize_name(pin.name)] = specifier.version
+    pinned = pins(name, python)
     for need in map(Requirement, lines):
         assert pinned[canonicalize_name(need.name)] in need.specifier
+
+
+def test_the_nightly_runs_in_the_environment_of_the_stored_rows() -> None:
+    """Or it would be red for what nobody changed."""
+    pinned, stored = pins("constraints-gpu.txt", GPU_PYTHON), stored_versions()
+    stored_python = stored.pop("python")
+    differ = [
+        f"{name}: pinned {pinned.get(name)}, stored {version}"
+        for name, version in sorted(stored.items())
+        if pinned.get(name) != version
+    ]
+    mend = "pin in constraints-gpu.txt what is stored, or save all baselines anew with `tox run -e bench-gpu`"
+    assert not differ, f"{'; '.join(differ)}: {mend}"
+    assert stored_python.startswith(f"{GPU_PYTHON}."), f"the rows are of Python {stored_python}: raise GPU_PYTHON here"
+
+
+@pytest.mark.parametrize("workflow", ["nightly", "baselines"])
+def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str) -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    gpu = tox["testenv:bench-gpu"]
+    assert (gpu["base_python"], "-c constraints-gpu.txt" in gpu["deps"]) == (f"python{GPU_PYTHON}", True)
+    path = ROOT / ".github" / "workflows" / f"{workflow}.yml"
+    assert [step["with"]["python-version"] for step in steps(load(path), "actions/setup-python@")] == [GPU_PYTHON]
+    (run,) = (step["run"] for step in steps(load(path)) if 'bin/tox" run' in step.get("run", ""))
+    assert "run -e bench-gpu --" in run
 
 
 def test_the_ci_script_and_the_workflows_use_one_tox() -> None:

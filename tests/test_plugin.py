@@ -498,23 +498,55 @@ def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
 def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
     saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pytest takes a report that is there already, outside the project, for one of the paths to find its root by."""
+    """pytest's root is then what all paths on the command line share, those of another plugin's options too."""
     (saved.path / "tox.ini").unlink()
     project = saved.mkdir("project")
     for path in ("baselines", "my_steps.py", "test_it.py"):
         (saved.path / path).rename(project / path)
-    (saved.path / "report.md").touch()
+    saved.mkdir("elsewhere")
     monkeypatch.chdir(project)
-    result = pytest_run(saved, "test_it.py", "--launches", "1", "--report-md", "../report.md")
-    result.stdout.fnmatch_lines([f"trainbench: *; 0 baselines in * guessed that the project is {saved.path}); *"])
+    result = pytest_run(saved, "test_it.py", "--launches", "1", "--benchmark-storage", "../elsewhere")
+    took = f"pytest found no ini file, and took {saved.path} for the project's root"
+    result.stdout.fnmatch_lines([f"trainbench: *; 0 baselines in * ({took}); *"])
     result = pytest_run(saved, "test_it.py", "--launches", "1")
     result.stdout.fnmatch_lines(["trainbench: *; 1 baseline in baselines/cpu-*; launches of each case: 1"])
+
+
+def test_projects_that_share_a_history_and_have_cases_of_one_name_do_not_see_each_other(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is red in the one was green in the other, and that says nothing."""
+    monkeypatch.setenv("CI", "true")
+    shared = f"--history={project.path / 'kept'}"
+    assert pytest_run(project, "--save-baseline", "--launches", "1", shared).ret == 0
+    other = project.mkdir("other")
+    for name in ("tox.ini", "my_steps.py", "test_it.py"):
+        (project.path / name).rename(other / name)
+    monkeypatch.chdir(other)
+    red = pytest_run(project, "--launches", "1", shared)
+    red.stdout.fnmatch_lines(["no-baseline: mine: *", "history: 1 night of these rows *"])
+    red.stdout.no_fnmatch_line("  since *")
+    assert pytest_trainbench.load_history(project.path / "kept")["project"].nunique() == 2
+    again = pytest_run(project, "--launches", "1", shared)
+    again.stdout.fnmatch_lines(["  since     20* UTC, 2 runs in a row*"])
+
+
+def test_runs_that_an_older_version_kept_are_named_once_and_do_not_count(project: pytest.Pytester) -> None:
+    """They may be of another project whose cases have the same names."""
+    pytest_run(project, "--launches", "1", "--history", "kept")
+    (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
+    old = project.path / "kept" / first.parent.name / first.name
+    old.parent.mkdir()
+    first.rename(old)
+    said = pytest_run(project, "--launches", "1", "--history", "kept").stdout
+    said.fnmatch_lines([f"history: the runs in {old.parent} do not say their project, * type mv *"])
+    pytest_run(project, "--launches", "1", "--history", "kept").stdout.no_fnmatch_line("history: the runs in *")
 
 
 def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) -> None:
     """The nights before are the first run's, dated back and made faster, then a little slower every time."""
     pytest_run(project, "--launches", "1", "--history", "kept")
-    (first,) = (project.path / "kept").glob("cpu-*/*.jsonl")
+    (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     text = first.read_text()
     (step_ms,) = re.findall(r'"step_ms": ([\d.]+)', text)
     started = datetime.fromisoformat(json.loads(text.splitlines()[0])["started"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench.hardware import Price
-from pytest_trainbench.settings import HISTORY, OPTIONS, Settings, flag, fraction, gigabytes, read
+from pytest_trainbench.settings import HISTORY, ONLY_INI, OPTIONS, Settings, flag, fraction, gigabytes, read
 
 ROOT = Path("/project")
 
@@ -41,6 +41,7 @@ DEFAULTS = Settings(
     task_samples=None,
     report_md=None,
     preload="",
+    project="",
     ci=False,
 )
 
@@ -80,7 +81,7 @@ def settings(
 ) -> Settings:
     """As pytest calls it: every option is there, ``None`` or empty where it was not given."""
     nothing = dict.fromkeys(OPTIONS)
-    empty = dict.fromkeys([*OPTIONS, "preload"], "")
+    empty = dict.fromkeys([*OPTIONS, *ONLY_INI], "")
     return read({**nothing, **(command_line or {})}, environment or {}, {**empty, **(ini or {})}, ROOT)
 
 
@@ -255,8 +256,11 @@ def test_ci_is_noticed(environment: dict[str, str], ci: bool) -> None:
     assert settings(environment=environment).ci is ci
 
 
-def test_modules_to_preload_come_from_the_ini_file() -> None:
-    assert settings(ini={"preload": "deepspeed fairscale"}).preload == "deepspeed fairscale"
+def test_what_describes_the_project_comes_from_the_ini_file_alone() -> None:
+    told = settings(
+        ini={"preload": "deepspeed fairscale", "project": "speed"}, environment={"TRAINBENCH_PROJECT": "no"}
+    )
+    assert (told.preload, told.project) == ("deepspeed fairscale", "speed")
 
 
 def test_a_flag_is_spelled_with_dashes() -> None:

@@ -13,18 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_trainbench.git import environ, git
+
 OLDEST_PYTHON = (3, 10)
 
 PACKAGE = "pytest_trainbench"
 """The harness, which is this one on both sides."""
 
 MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
-
-OF_ONE_REPOSITORY = {
-    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
-    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
-}
-"""Variables that name a repository or a part of one."""
 
 PROBE_S = 60.0
 """What an interpreter may take to say what it is: a cold disk is slow."""
@@ -53,14 +49,14 @@ class Checkout:
 
     def add(self) -> None:
         """Raises ``ValueError`` where git cannot."""
-        _git(self.repository, "worktree", "add", "--detach", str(self.at), self.commit)
+        git(self.repository, "worktree", "add", "--detach", str(self.at), self.commit)
 
     def remove(self) -> None:
         """Whatever is left of it; nothing may be."""
         shutil.rmtree(self.at, ignore_errors=True)
         subprocess.run(
             ["git", "-C", str(self.repository), "worktree", "remove", "--force", str(self.at)],
-            env=_environ(), capture_output=True, check=False,
+            env=environ(), capture_output=True, check=False,
         )  # fmt: skip
 
     def stands_for(self, path: Path) -> Path | None:
@@ -97,12 +93,12 @@ def find(value: str, root: Path) -> Other:
         _check(python)
         return Other(name=value, python=python)
     try:
-        repository = Path(_git(root, "rev-parse", "--show-toplevel"))
+        repository = Path(git(root, "rev-parse", "--show-toplevel"))
     except ValueError as error:
         where = f"{root} is in no git repository that can be read, so it is no commit either ({error})"
         raise ValueError(f"it is no Python interpreter (no executable file has this path), and {where}") from None
     try:
-        commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}")
+        commit = git(repository, "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}")
     except ValueError:
         raise ValueError(
             "it is no Python interpreter (no executable file has this path), and no commit, branch or tag of"
@@ -183,22 +179,3 @@ def _probe(python: str) -> dict[str, Any]:
     done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # a sitecustomize may have printed before
     return facts
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises ``ValueError`` with what it found fatal where it fails, or where it is not there."""
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=True)
-    except FileNotFoundError:
-        raise ValueError("git is not installed") from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [""]
-        fatal = next((line for line in lines if line.startswith("fatal:")), lines[-1])
-        raise ValueError(f"git {arguments[0]} failed: {fatal}") from None
-    return done.stdout.strip()
-
-
-def _environ() -> dict[str, str]:
-    """Without what git tells its hooks, which would name another repository than the folder does."""
-    return {name: value for name, value in os.environ.items() if name not in OF_ONE_REPOSITORY}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,10 +67,13 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
     """All runs in the folder of ``--history``, the default one unless told, at any depth: one row a launch, the oldest
     run first.
 
-    Columns: ``started`` (of the run), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline``
-    (when the one that it was held against was made), ``launch`` (from 0), every metric that has a gate under its own
-    name, and ``env.<name>`` for each fact of the environment (``env.commit``, ``env.torch``). Raises
-    ``FileNotFoundError`` where there is no such folder, and ``ValueError`` naming the file that is no run.
+    Columns: ``started`` (of the run), ``project`` (the name of its folder in the history, empty for runs of older
+    versions), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline`` (when the one that it was
+    held against was made), ``launch`` (from 0), every metric that has a gate under its own name, and ``env.<name>`` for
+    each fact of the environment (``env.commit``, ``env.torch``).
+
+    A file that cannot be read is left out, and a warning names it. Raises ``FileNotFoundError`` where there is no such
+    folder.
     """
     import pandas as pd
 
@@ -79,14 +83,15 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; a run writes it, unless --history names another folder")
     runs, problems = read_runs(path)
-    if problems:
-        raise ValueError(problems[0])
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
     rows: list[dict[str, Any]] = []
     for run in runs:
         facts = {**run.environment.must_match, **run.environment.suspects}
         rows.extend(
             {
                 "started": pd.Timestamp(run.started),
+                "project": run.project,
                 "hardware": run.hardware,
                 "machine": run.environment.machine,
                 "id": entry.id,

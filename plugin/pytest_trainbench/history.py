@@ -1,4 +1,6 @@
-"""What every run measured, kept for months: ``<folder>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
+"""What every run measured, kept for months: ``<folder>/<project>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
+
+Many projects share a folder, and a case's id does not tell whose it is: each project has a folder of its own there.
 
 One file a run, which that run alone writes, so that two at once lose nothing. Its first line tells of the run, every
 other of one case, written when the case is done (a run that is killed keeps what it measured), of a drift that was
@@ -8,6 +10,7 @@ said, or of a case whose test failed after it was measured.
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -63,13 +66,15 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One file. ``drifted``: ids of the cases that a drift was said of."""
+    """One file. ``project``: its name as :func:`pytest_trainbench.project.name` has it, empty in older files.
+    ``drifted``: ids of the cases that a drift was said of."""
 
     path: Path
     started: datetime
     hardware: str
     environment: Environment
     entries: Mapping[str, Entry]
+    project: str = ""
     drifted: frozenset[str] = frozenset()
 
     def machine_of(self, case_id: str) -> str:
@@ -85,14 +90,17 @@ class Log:
     written.
     """
 
-    def __init__(self, folder: Path, *, hardware: str, environment: Mapping[str, Any], started: datetime) -> None:
+    def __init__(
+        self, folder: Path, *, project: str, hardware: str, environment: Mapping[str, Any], started: datetime
+    ) -> None:
         name = f"{started.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}.jsonl"
-        self.path = folder / hardware / name
+        self.path = folder / project / hardware / name
         self.begun = False
         self.problem = ""
         self._head = {
             "schema": SCHEMA,
             "started": started.isoformat(timespec="seconds"),
+            "project": project,
             "hardware": hardware,
             "environment": dict(environment),
         }
@@ -106,6 +114,16 @@ class Log:
     def disowned(self, case_id: str) -> None:
         """Its test failed after it was measured: that night is none of the case."""
         self._write({"disowned": case_id})
+
+    def unclaimed(self) -> list[str]:
+        """What to say of this hardware's runs that are of no project: older versions kept those of all together."""
+        old = self.path.parents[2] / self.path.parent.name
+        if next(old.glob("*.jsonl"), None) is None:
+            return []
+        move = f"mv {shlex.quote(str(old))}/*.jsonl {shlex.quote(str(self.path.parent))}"
+        return [
+            f"the runs in {old} do not say their project, so they do not count; if all are of this one, type {move}"
+        ]
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self.problem:
@@ -144,6 +162,7 @@ def read_run(path: Path) -> Run:
             hardware=head["hardware"],
             environment=Environment.from_json(head["environment"]),
             entries=entries,
+            project=head.get("project", ""),
             drifted=frozenset(line["drift"] for line in lines if "drift" in line),
         )
     except KeyError as error:

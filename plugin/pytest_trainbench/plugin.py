@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench import hooks, settings
+from pytest_trainbench import hooks, rootdir, settings
 from pytest_trainbench.case import Case, builder_path
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.measure import Plan
@@ -66,11 +66,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         how: dict[str, Any] = {"action": "store_true"} if option.default is False else {"metavar": option.metavar}
         group.addoption(settings.flag(name), dest=f"trainbench_{name}", default=None, help=option.help, **how)
         parser.addini(f"trainbench_{name}", f"default of {settings.flag(name)}", default="")
-    parser.addini("trainbench_preload", "modules that ranks should find imported when they start", default="")
+    for name, help in settings.ONLY_INI.items():
+        parser.addini(f"trainbench_{name}", help, default="")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hooks)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before a conftest of the wrong project is imported, or one of the right project without its ``pythonpath``."""
+    known, folder = early_config.known_args_namespace, early_config.invocation_params.dir
+    if known.inifilename is not None:
+        return
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    problem = rootdir.misled(
+        [*added, *map(str, early_config.invocation_params.args)],
+        flags=[settings.flag(name) for name, option in settings.OPTIONS.items() if option.metavar is not None],
+        paths=known.file_or_dir,
+        folder=folder,
+        found=rootdir.Root(path=early_config.rootpath, ini=early_config.inipath),
+        given=Path(os.path.normpath(folder / os.path.expandvars(known.rootdir))) if known.rootdir else None,
+    )
+    if problem:
+        raise pytest.UsageError(problem)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         options = settings.read(
             {name: config.getoption(f"trainbench_{name}") for name in settings.OPTIONS},
             os.environ,
-            {name: config.getini(f"trainbench_{name}") for name in [*settings.OPTIONS, "preload"]},
+            {name: config.getini(f"trainbench_{name}") for name in [*settings.OPTIONS, *settings.ONLY_INI]},
             config.rootpath,
         )
     except ValueError as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, causes, drift, history, settings
+from pytest_trainbench import against, baseline, causes, drift, history, project, settings
 from pytest_trainbench.against import Other
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment
@@ -116,6 +116,7 @@ class Session:
             if self.settings.history is not None and not self.settings.calibrate and before is None:
                 self.log = history.Log(
                     self.settings.history,
+                    project=project.name(self.config.rootpath, self.settings.project),
                     hardware=self.hardware.id,
                     environment=now.environment.to_json(),
                     started=datetime.now(timezone.utc),
@@ -233,12 +234,14 @@ class Session:
 
     @cached_property
     def earlier(self) -> tuple[list[history.Run], list[str]]:
-        """Runs of this hardware that the history has, but for this one, and what could not be read."""
+        """Runs of this project on this hardware that the history has, but for this one, and sentences on what was
+        left out."""
         if self.log is None:
             return [], []
         since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
         runs, problems = history.read_runs(self.log.path.parent, since=since)
-        return [run for run in runs if run.path != self.log.path], problems
+        earlier = [run for run in runs if run.path != self.log.path]
+        return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
 
     def turned(self, record: Record) -> Turned | None:
         """Since when a row is red that is red now."""
@@ -249,8 +252,8 @@ class Session:
     @cached_property
     def trend(self) -> list[str]:
         """What the history says of this run, which is part of it from here on."""
-        log, folder = self.log, self.settings.history
-        if log is None or folder is None:
+        log = self.log
+        if log is None:
             return []
         if log.problem or not log.begun:
             return [f"history: {log.problem}"] if log.problem else []
@@ -268,7 +271,7 @@ class Session:
         )
         for case_id in {one.id for one in found.drifts}:
             log.drifted(case_id)
-        return [*(f"history: {problem}" for problem in problems), *trend.lines(found, folder)]
+        return [*(f"history: {problem}" for problem in problems), *trend.lines(found, log.path.parent.parent)]
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -311,8 +314,7 @@ class Session:
         stored = baseline.count(folder, self.hardware.id)
         text = f"{stored} baseline{'' if stored == 1 else 's'} in {baseline.from_here(folder / self.hardware.id)}"
         if not stored and self.config.inipath is None and folder.is_relative_to(root):
-            # From all paths on the command line, also those that are an option's: another report, another folder.
-            text += f" (there is no ini file, and pytest guessed that the project is {root})"
+            text += f" (pytest found no ini file, and took {root} for the project's root)"
         return text
 
     def _devices(self) -> str:

@@ -254,6 +254,13 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+ONLY_INI = {
+    "preload": "modules that ranks should find imported when they start",
+    "project": "name of this project in the history (default: from its git remote, else from its folder)",
+}
+"""Settings, each a text and empty where it is not given, that the ini file alone has: they describe the project."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """See :data:`OPTIONS` for what each means."""
@@ -285,6 +292,8 @@ class Settings:
     task_samples: int | None
     report_md: Path | None
     preload: str
+    project: str
+    """Its name in the history, where the ini file gives it one; else empty."""
     ci: bool
     """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
 
@@ -331,4 +340,5 @@ def read(
         if values["launches"] < 2:
             raise ValueError("--against needs two launches of each side, to see how far apart they are: --launches 2")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
-    return Settings(**values, stored_launches=stored_launches, preload=ini.get("preload", ""), ci=ci)
+    values |= {name: ini.get(name, "") for name in ONLY_INI}
+    return Settings(**values, stored_launches=stored_launches, ci=ci)

@@ -1,0 +1,32 @@
+"""What git says of a folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+OF_ONE_REPOSITORY = {
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+}
+"""Variables that name a repository or a part of one."""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git prints. Raises ``ValueError`` with what it found fatal where it fails, or where it is not there."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise ValueError("git is not installed") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [""]
+        fatal = next((line for line in lines if line.startswith("fatal:")), lines[-1])
+        raise ValueError(f"git {arguments[0]} failed: {fatal}") from None
+    return done.stdout.strip()
+
+
+def environ() -> dict[str, str]:
+    """Without what git tells its hooks, which would name another repository than the folder does."""
+    return {name: value for name, value in os.environ.items() if name not in OF_ONE_REPOSITORY}

@@ -1,0 +1,104 @@
+"""A project's name is one in all its clones, and no other project has it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_trainbench.project import name, repository_of
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], capture_output=True, check=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Without a remote, with two commits and a folder ``part``."""
+    folder = tmp_path / "repository"
+    (folder / "part").mkdir(parents=True)
+    git(folder, "init")
+    for text in ("old", "new"):
+        (folder / "part" / "mine.py").write_text(text)
+        git(folder, "add", ".")
+        git(folder, "commit", "-m", text)
+    return folder
+
+
+def clone(repository: Path, to: Path, url: str, *options: str) -> Path:
+    """At another path, as if it had been cloned from ``url``."""
+    git(repository, "clone", *options, f"file://{repository}", str(to))
+    git(to, "remote", "set-url", "origin", url)
+    return to
+
+
+def test_clones_of_one_remote_are_one_project_wherever_they_are_and_a_shallow_one_too(
+    repository: Path, tmp_path: Path
+) -> None:
+    whole = clone(repository, tmp_path / "whole", "git@github.com:we/speed.git")
+    shallow = clone(repository, tmp_path / "work" / "_1", "https://x:token@GitHub.com/we/speed", "--depth", "1")
+    assert name(whole) == name(shallow) and re.fullmatch("speed-[0-9a-f]{8}", name(whole))
+    assert name(whole / "part") == name(shallow / "part") != name(whole)
+    assert name(clone(repository, tmp_path / "fork", "git@github.com:others/speed.git")) != name(whole)
+
+
+def test_another_remote_beside_origin_changes_nothing(repository: Path, tmp_path: Path) -> None:
+    one = clone(repository, tmp_path / "one", "git@github.com:we/speed.git")
+    before = name(one)
+    git(one, "remote", "add", "also", "git@github.com:others/speed.git")
+    assert name(one) == before
+
+
+def test_without_a_remote_a_repository_is_known_by_its_folder_with_all_its_worktrees(
+    repository: Path, tmp_path: Path
+) -> None:
+    git(repository, "worktree", "add", str(tmp_path / "beside"))
+    assert name(repository) == name(tmp_path / "beside")
+    assert name(repository / "part") == name(tmp_path / "beside" / "part") != name(repository)
+    git(repository, "clone", str(repository), str(tmp_path / "clone"))
+    assert name(tmp_path / "clone") == name(repository)
+
+
+def test_outside_of_git_a_project_is_its_folder_however_one_comes_to_it(tmp_path: Path) -> None:
+    for folder in ("one/speed", "two/speed"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "one" / "speed")
+    assert name(tmp_path / "one" / "speed") == name(tmp_path / "link") != name(tmp_path / "two" / "speed")
+
+
+def test_a_hook_of_another_repository_does_not_change_the_project(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = name(tmp_path)
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    assert name(tmp_path) == before
+
+
+def test_a_given_name_is_the_project_and_a_plain_folder(tmp_path: Path) -> None:
+    assert name(tmp_path, "Team: speed") == name(tmp_path / "elsewhere", "Team: speed") != name(tmp_path, "Team: spEed")
+    assert re.fullmatch("Team-speed-[0-9a-f]{8}", name(tmp_path, "Team: speed"))
+    assert re.fullmatch("project-[0-9a-f]{8}", name(Path("/"))) and re.fullmatch("x-.{8}", name(tmp_path, "..x"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/we/speed",
+        "https://github.com/we/speed.git/",
+        "https://user:p%40ss@github.com:443/we/speed.git",
+        "ssh://git@GitHub.com:22/we/speed.git",
+        "git@github.com:we/speed.git",
+        "github.com:/we/speed",
+    ],
+)
+def test_a_remote_is_the_same_however_its_url_is_written(url: str) -> None:
+    assert repository_of(url, Path("/tree")) == "github.com/we/speed"
+
+
+@pytest.mark.parametrize("url", ["/srv/speed.git", "file:///srv/speed.git", "../srv/speed"])
+def test_a_remote_may_be_a_folder_of_this_machine(url: str) -> None:
+    assert repository_of(url, Path("/tree")) == "/srv/speed"
