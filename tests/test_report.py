@@ -16,7 +16,7 @@ from pytest_trainbench.baseline import Saved
 from pytest_trainbench.record import Record
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.verdict import Policy, Verdict, judge
+from pytest_trainbench.verdict import GENERATED, Policy, Verdict, judge
 
 
 def measured(ms: float, **metrics: float) -> Record:
@@ -231,6 +231,13 @@ def test_what_is_not_the_same_in_every_launch_is_said_once_for_all_rows() -> Non
     now = record(*(launch(kernels=kernels) for kernels in (10, 11, 11)))
     assert terminal.notes([row(now, before, label=label) for label in ("a", "b")]) == [
         "not judged: kernels a step, not the same in every launch: a, b"
+    ]
+
+
+def test_kernels_that_a_compiler_chose_are_told_row_by_row() -> None:
+    before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (1066, 1067))
+    assert terminal.notes([row(now, before, label="compiled")]) == [
+        f"not judged: kernels a step, {GENERATED}: compiled (1,066 → 1,067)"
     ]
 
 

@@ -18,6 +18,7 @@ from pytest_trainbench.reduce import reduce
 from pytest_trainbench.verdict import (
     ANOTHER_HOST,
     ERROR_MOST,
+    GENERATED,
     OUTCOMES,
     Change,
     Policy,
@@ -499,6 +500,21 @@ def test_what_is_not_the_same_in_every_launch_is_no_count(before: list[int], now
     found, change = counted(before, now)
     assert change.outcome == outcome
     assert found.outcome == ("ok" if outcome == "not judged" else outcome)
+
+
+def test_a_kernel_more_of_a_compiled_step_is_shown_and_not_judged() -> None:
+    """Inductor pads a product where that was faster when it compiled, so another machine may run a kernel more."""
+    before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (1066, 1067))
+    found = judge(now, before)
+    kernels = found.change("kernels")
+    assert kernels is not None
+    assert (found.outcome, kernels.before, kernels.now, movement(kernels)) == ("ok", 1066, 1067, GENERATED)
+
+
+def test_a_compiled_step_with_one_more_collective_or_graph_break_is_red() -> None:
+    before = steps(*[100.0] * 3, kernels=1066, collectives=4, graph_breaks=0)
+    assert judge(steps(*[100.0] * 3, kernels=1066, collectives=5, graph_breaks=0), before).outcome == "regression"
+    assert judge(steps(*[100.0] * 3, kernels=1067, collectives=4, graph_breaks=1), before).outcome == "regression"
 
 
 def test_a_count_is_compared_as_the_baselines_file_keeps_it() -> None:

@@ -74,6 +74,10 @@ ANOTHER_HOST = "its host sets the pace, and the baseline is another machine's: s
 COMPILED = {"graph_breaks", "recompiles"}
 """Metrics that only a compiled step has."""
 
+UNSTEADY = "not the same in every launch"
+GENERATED = "torch.compile generated the step, and what it generates may differ between machines and runs"
+"""Why a count is not judged."""
+
 Priors = Mapping[tuple[str, bool], Prior]
 """Noise by metric and by whether the row is host-bound."""
 
@@ -138,7 +142,7 @@ class Change:
     ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
     have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
-    incomparable, or not judged.
+    incomparable, or not judged; ``why`` says then why it is not.
     ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
     """
 
@@ -151,6 +155,7 @@ class Change:
     interval: tuple[float, float] | None = None
     doubtful: bool = False
     tolerance: float | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +266,7 @@ def judge(
     def compared(name: str) -> Change:
         before, now = baseline.values(name), record.values(name)
         if name not in chances:
-            return _compare(name, before, now, policy=policy)
+            return _compare(name, before, now, policy=policy, compiled=_is_compiled(record))
         prior = priors.get((name, host_bound(baseline)), DEFAULT)
         if against:
             return weigh(name, paired(before, now, prior=prior), error=error, policy=policy)
@@ -315,6 +320,11 @@ def mood(name: str, *records: Record) -> float:
     whatever its host does."""
     timed = isinstance(METRICS[name].gate, Statistical) and name != "compute_ms"
     return MOOD if timed and any(map(host_bound, records)) else 0.0
+
+
+def _is_compiled(record: Record) -> bool:
+    """Whether ``torch.compile`` generated any part of the step."""
+    return any(record.values(name) for name in COMPILED)
 
 
 def _judged(baseline: Record) -> list[str]:
@@ -448,7 +458,7 @@ def exactly(value: float) -> str:
 def movement(change: Change, *, full: bool = False) -> str:
     """For example ``8.3% worse (sees ≥ 1.3%)``, ``full`` with the interval; what is judged exactly sees everything."""
     if change.outcome == "not judged":
-        return "not the same in every launch"
+        return change.why
     if isinstance(METRICS[change.metric].gate, Counted) and change.change:
         return f"{exactly(abs(change.now - change.before))} {'more' if change.now > change.before else 'fewer'}"
     if change.outcome == "incomparable":
@@ -554,8 +564,10 @@ def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Chan
     )
 
 
-def _compare(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:
-    """A change of what does not vary between launches."""
+def _compare(
+    name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy, compiled: bool = False
+) -> Change:
+    """A change of what does not vary between launches. ``compiled``: whether ``torch.compile`` generated the step."""
     metric, gate = METRICS[name], policy.gate(name)
     match gate:
         case Relative(floor=floor):
@@ -572,14 +584,16 @@ def _compare(name: str, before: Sequence[float], now: Sequence[float], *, policy
         new = max(now, key=lambda value: abs(value - old))  # a median hides a launch that did other work
     grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
     better = grown if metric.higher_is_better else -grown
-    outcome = "ok"
+    outcome, why = "ok", ""
     if isinstance(gate, Counted) and not _agree(before, now):
-        outcome = "not judged"
+        outcome, why = "not judged", UNSTEADY
+    elif isinstance(gate, Counted) and gate.generated and compiled and new != old:
+        outcome, why = "not judged", GENERATED
     elif not abs(better) <= sees:  # so written, NaN is a regression
         outcome = "improvement" if better > 0 else "regression"
         # A step that does less work is not a faster one.
         outcome = "incomparable" if isinstance(gate, Exact) else outcome
-    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome)
+    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome, why=why)
 
 
 def _agree(before: Sequence[float], now: Sequence[float]) -> bool:

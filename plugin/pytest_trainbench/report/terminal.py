@@ -19,7 +19,7 @@ from pytest_trainbench.record import Record, as_stored
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.turned import Turned
-from pytest_trainbench.verdict import OUTCOMES, Change, exactly, fact, movement
+from pytest_trainbench.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,12 +74,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
         said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
     said += calibration.said([row.calibration for row in rows if row.calibration])
-    unsteady: dict[str, list[str]] = {}
+    unjudged: dict[str, list[str]] = {}
     for row in rows:
         for change in row.verdict.changes:
             if change.outcome == "not judged":
-                unsteady.setdefault(METRICS[change.metric].title, []).append(row.label)
-    said += [f"not judged: {title}, not the same in every launch: {', '.join(who)}" for title, who in unsteady.items()]
+                counts = f" ({exactly(change.before)} → {exactly(change.now)})" if change.why == GENERATED else ""
+                unjudged.setdefault(f"{METRICS[change.metric].title}, {change.why}", []).append(f"{row.label}{counts}")
+    said += [f"not judged: {what}: {', '.join(who)}" for what, who in unjudged.items()]
     return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
