@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -17,9 +18,15 @@ import timm
 import torchvision
 from transformers import DebertaV2Config
 
+from bench_tests import test_ddp_scaling, test_mixed_precision, test_sharding, test_trainer
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.bert import Deberta, mask
+from bench_tests.models.loss import token_loss
+from bench_tests.strategies.recipe import Recipe
+from bench_tests.strategies.reference import reference
+from bench_tests.tolerances import LEAP, leap
 from pytest_trainbench import flops
+from pytest_trainbench.reduce import LOSS_STEPS
 
 
 @pytest.fixture(autouse=True)
@@ -263,3 +270,46 @@ def test_unknown_model_is_refused_with_the_names() -> None:
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^sequence 129 is longer than the 128 positions of this model$"):
         find_model("gpt-tiny").build("meta", sequence=129)
+
+
+SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
+    **{f"{name}-tiny": work for name, work in test_ddp_scaling.SMOKE.items()},
+    **{
+        work["smoke"]["model"]: (4, {"sequence": work["smoke"]["sequence"]})
+        for work in (test_mixed_precision.WORK, test_sharding.WORK, test_trainer.WORK)
+    },
+}
+"""Model -> samples of a rank and what a sample is, as the smoke profile trains them."""
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_the_loss_of_a_model_falls_steadily(name: str) -> None:
+    """Where a loss leaps, rounding grows with it, and a correct training looks as wrong as a faulty one."""
+    samples, sample = SMOKE[name]
+    row, device = find_model(name), torch.device("cpu")
+    model = row.build(device, **sample)
+    recipe = Recipe(precision="bf16", learning_rate=row.learning_rate, warmup_steps=row.warmup_steps, device=device)
+    trainee = reference(model, None, recipe, micro_batches=2)  # type: ignore[arg-type]  # it has no use for a mesh
+    batches = cycle(zip(*model.draw(2 * samples), strict=True))
+
+    _, last = LOSS_STEPS
+    losses = [float(trainee.run(*next(batches)) or 0.0) for _ in range(last)]
+    assert leap(losses) < LEAP, losses
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "hf_Bart-tiny", "vgg16-tiny"])
+def test_weights_begin_as_numbers_that_16_bits_hold(name: str) -> None:
+    """A strategy that trains 16-bit weights begins where the unsharded model does."""
+    model = find_model(name).build("cpu", **SMOKE[name][1])
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in model.parameters())
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_language_models_loss_is_in_fp32(autocast: bool) -> None:
+    scores, labels = torch.randn(2, 3, 50).bfloat16(), torch.tensor([[1, -100, 3], [4, 5, -100]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = token_loss(scores, labels)
+
+    truth = torch.nn.functional.cross_entropy(scores.float().flatten(0, 1), labels.flatten())
+    assert loss.dtype is torch.float32
+    torch.testing.assert_close(loss, truth, rtol=5e-3, atol=0.0)

@@ -114,7 +114,7 @@ MODELS = {
     "alexnet-tiny": Model(
         builder="bench_tests.models.vision:alexnet",
         dimensions={"channels": (16, 24, 32, 32, 32), "hidden": 64, "classes": 100},
-        learning_rate=1e-3,
+        learning_rate=5e-4,
     ),
     "resnet18": Model(
         builder="bench_tests.models.vision:resnet",
@@ -125,7 +125,7 @@ MODELS = {
     "resnet18-tiny": Model(
         builder="bench_tests.models.vision:resnet",
         dimensions={"block": "BasicBlock", "layers": (1, 1, 1, 1), "classes": 100},
-        learning_rate=1e-3,
+        learning_rate=3e-4,
     ),
     "resnet50": Model(
         builder="bench_tests.models.vision:resnet",
@@ -136,7 +136,7 @@ MODELS = {
     "resnet50-tiny": Model(
         builder="bench_tests.models.vision:resnet",
         dimensions={"block": "Bottleneck", "layers": (1, 1, 1, 1), "classes": 100},
-        learning_rate=1e-3,
+        learning_rate=1e-4,
     ),
     "vgg16": Model(
         builder="bench_tests.models.vision:vgg16",
@@ -147,7 +147,7 @@ MODELS = {
     "vgg16-tiny": Model(
         builder="bench_tests.models.vision:vgg16",
         dimensions={"narrower": 8, "hidden": 64, "classes": 100},
-        learning_rate=3e-3,
+        learning_rate=3e-4,
     ),
     "timm_vovnet": Model(
         builder="bench_tests.models.vision:vovnet39a",
