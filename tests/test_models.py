@@ -275,7 +275,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
 SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
     **{f"{name}-tiny": work for name, work in test_ddp_scaling.SMOKE.items()},
     **{
-        work["smoke"]["model"]: (4, {"sequence": work["smoke"]["sequence"]})
+        str(work["smoke"]["model"]): (4, {"sequence": work["smoke"]["sequence"]})
         for work in (test_mixed_precision.WORK, test_sharding.WORK, test_trainer.WORK)
     },
 }

@@ -511,6 +511,13 @@ def test_a_kernel_more_of_a_compiled_step_is_shown_and_not_judged() -> None:
     assert (found.outcome, kernels.before, kernels.now, movement(kernels)) == ("ok", 1066, 1067, GENERATED)
 
 
+def test_kernels_of_a_compiled_step_that_is_the_same_everywhere_can_be_judged() -> None:
+    before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (60, 61))
+    assert judge(now, before, policy=Policy(gates=gates({"kernels": {"generated": False}}))).outcome == "regression"
+    with pytest.raises(ValueError, match="the gate of kernels takes generated=True or generated=False"):
+        gates({"kernels": {"tolerance": 0.1}})
+
+
 def test_a_compiled_step_with_one_more_collective_or_graph_break_is_red() -> None:
     before = steps(*[100.0] * 3, kernels=1066, collectives=4, graph_breaks=0)
     assert judge(steps(*[100.0] * 3, kernels=1066, collectives=5, graph_breaks=0), before).outcome == "regression"

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_trainbench.record import Record, Trace
 
@@ -41,7 +42,8 @@ class Counted:
     it is no such count, and is not judged.
 
     ``generated``: a compiler may choose it. Inductor times candidates while it compiles, for example whether to pad a
-    product, and chooses otherwise on another machine. A difference of a compiled step is then shown and not judged."""
+    product, and chooses otherwise on another machine. A difference of a compiled step is then shown and not judged.
+    A case whose compiled step is known to be the same on every machine sets it to False (marker ``gate``)."""
 
     generated: bool = False
 
@@ -57,7 +59,7 @@ STARTING = ("starting", "opening", "joining", "building")
 
 Gate = Statistical | Relative | Exact | Counted
 
-Gates = Mapping[str, Mapping[str, float]]
+Gates = Mapping[str, Mapping[str, Any]]
 """By metric, fields of its gate that one case has otherwise."""
 
 
@@ -350,11 +352,18 @@ METRICS: dict[str, Metric] = {
 
 def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
     """``asked``, once it is known that it can be had: fractions above 0 for ``floor`` and ``tolerance`` of metrics
-    that are judged by them, the tolerance above the floor, whichever of the two was asked for. Raises ``ValueError``
-    otherwise."""
+    that are judged by them, the tolerance above the floor, whichever of the two was asked for; true or false for
+    ``generated`` of counts that a compiler may choose. Raises ``ValueError`` otherwise."""
     judged = [name for name, metric in METRICS.items() if isinstance(metric.gate, (Statistical, Relative))]
+    counted = [name for name, metric in METRICS.items() if isinstance(metric.gate, Counted) and metric.gate.generated]
     found: dict[str, dict[str, float]] = {}
+    chosen: dict[str, dict[str, bool]] = {}
     for name, fields in asked.items():
+        if name in counted:
+            if [*fields] != ["generated"] or not isinstance(fields["generated"], bool):
+                raise ValueError(f"the gate of {name} takes generated=True or generated=False, not {dict(fields)}")
+            chosen[name] = {"generated": fields["generated"]}
+            continue
         if name not in judged:
             raise ValueError(f"{name!r} has no floor and no tolerance that could be set: only {', '.join(judged)} have")
         for field, value in fields.items():
@@ -373,4 +382,4 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
                 f"{name} with {both} would always be noisy, since nothing under the floor is ever found:"
                 " give a tolerance above the floor"
             )
-    return found
+    return {**found, **chosen}

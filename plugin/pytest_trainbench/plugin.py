@@ -98,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "gate(metric, floor=, tolerance=): of one metric of a case, as fractions: a change under floor is no"
-        " regression; where one of tolerance could not have been seen, the row is noisy",
+        " regression; where one of tolerance could not have been seen, the row is noisy;"
+        " gate('kernels', generated=False) judges the kernels of a compiled step",
     )
     try:
         options = settings.read(
