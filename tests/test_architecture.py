@@ -18,6 +18,7 @@ LADDER = (
     "mesh",
     "case",
     "step",
+    "sources",
     "record",
     "hardware",
     "conditions",
@@ -34,6 +35,7 @@ LADDER = (
     "detect",
     "environment",
     "against",
+    "stale",
     "history",
     "noise",
     "causes",
@@ -52,6 +54,7 @@ LADDER = (
     "report.trend",
     "report.markdown",
     # Processes.
+    "imports",
     "worker",
     "launch",
     "preload",

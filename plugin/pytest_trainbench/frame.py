@@ -67,7 +67,8 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
     run first.
 
     Columns: ``started`` (of the run), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline``
-    (when the one that it was held against was made), ``launch`` (from 0), every metric that has a gate under its own
+    (when the one that it was held against was made), ``code`` (one digest of the project's files), ``launch`` (from 0),
+    every metric that has a gate under its own
     name, and ``env.<name>`` for each fact of the environment (``env.commit``, ``env.torch``). Raises
     ``FileNotFoundError`` where there is no such folder, and ``ValueError`` naming the file that is no run.
     """
@@ -93,6 +94,7 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
                 "label": entry.label,
                 "outcome": entry.outcome,
                 "baseline": entry.baseline,
+                "code": entry.code,
                 "launch": number,
                 **launch,
                 **{f"env.{name}": value for name, value in facts.items()},
