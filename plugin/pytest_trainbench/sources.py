@@ -1,8 +1,9 @@
 """Digests of a project's files, as far as the measured step depends on them.
 
 A Python file counts without docstrings, comments and formatting, so that rewriting prose changes no digest. A table of
-rows, such as ``MODELS = {"bert": Model(...), ...}``, counts by those of its rows that a case uses, so that a new row
-changes no digest of a case which does not use it. Where that is not clear, more counts rather than less.
+rows at the top of a module, such as ``MODELS = {"bert": Model(...), ...}``, counts by those of its rows that a case
+uses, so that a new row changes no digest of a case which does not use it. Where that is not clear, more counts rather
+than less.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ class Piece:
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One file. ``tables``: its tables by name, each with its rows by key. ``together``: names of tables that the file
-    merges into one (``{**A, **B}``); each table is in exactly one of these sets. ``rest``: all other code."""
+    merges into one (``{**A, **B}``); each table is in exactly one of these sets. ``registries``: tables in which every
+    row is a call, such as ``Model(...)``. ``rest``: all other code."""
 
     rest: Piece
     tables: Mapping[str, Mapping[str, Piece]] = field(default_factory=dict)
     together: Sequence[frozenset[str]] = ()
+    registries: frozenset[str] = frozenset()
 
 
 class Tree:
@@ -123,23 +126,21 @@ def words(value: Any) -> frozenset[str]:
 def digests(sources: Mapping[str, Source], asked: frozenset[str]) -> dict[str, str]:
     """The digest of each file, by path, for a case that names the table rows ``asked``.
 
-    Merged tables count row by row where ``asked`` names a row of theirs. Then those rows count whose key ``asked``
-    names or any string constant of the code that counts. All other tables count whole: nobody knows who uses them.
+    A table counts row by row where ``asked`` names a row of it, or of one that it is merged with, and where it is a
+    registry. Then a row counts if ``asked`` or a string constant of the code that counts is its key. Of a registry that
+    ``asked`` names no row of, rows also count if their key contains an asked text: the key may be put together from it.
+    All other tables count whole: they may be options that are passed on.
     """
-    rows = {
-        (path, table, key): piece
-        for path, source in sources.items()
-        for table, pieces in source.tables.items()
-        for key, piece in pieces.items()
-    }
-    by_row = {
-        (path, table)
-        for path, source in sources.items()
-        for group in source.together
-        if any(asked.intersection(source.tables[table]) for table in group)
-        for table in group
-    }
-    kept = {row for row in rows if row[:2] not in by_row}
+    rows: dict[tuple[str, str, str], Piece] = {}
+    kept: set[tuple[str, str, str]] = set()
+    for path, source in sources.items():
+        for group in source.together:
+            found = {(path, table, key): piece for table in group for key, piece in source.tables[table].items()}
+            rows |= found
+            if any(key in asked for _, _, key in found):
+                continue
+            whole = not group <= source.registries
+            kept |= {row for row in found if whole or any(word in row[2] for word in asked)}
     named = asked.union(*(source.rest.words for source in sources.values()), *(rows[row].words for row in kept))
     while more := {row for row in rows.keys() - kept if row[2] in named}:
         kept |= more
@@ -213,6 +214,11 @@ def _source(tree: ast.Module) -> Source:
         rest=_piece(rest),
         tables={table: {key: _piece(nodes) for key, nodes in rows.items()} for table, rows in tables.items()},
         together=tuple(set(together.values())),
+        registries=frozenset(
+            table
+            for table, rows in tables.items()
+            if all(isinstance(node, ast.Call) for nodes in rows.values() for node in nodes)
+        ),
     )
 
 
