@@ -51,7 +51,8 @@ class Night:
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """A metric of one row that has become worse by the fraction ``change`` since a day: so many nights since, so many
-    before, and what of the project's code and of the environment differs between the last night before and the first since."""
+    before, and what of the project's code and of the environment differs between the last night before and the first
+    since."""
 
     id: str
     label: str

@@ -67,7 +67,7 @@ def _own(name: str, module: ModuleType, root: Path) -> str:
     file = getattr(module, "__file__", None)
     if name in STARTED or name.partition(".")[0] == PACKAGE or not isinstance(file, str):
         return ""
-    if not os.path.isabs(file):  # as torch.ops says of itself: no file that anything was imported from
+    if not Path(file).is_absolute():  # as torch.ops says of itself: no file that anything was imported from
         return ""
     path, top = Path(os.path.realpath(file)), Path(os.path.realpath(root))
     if not path.is_relative_to(top):

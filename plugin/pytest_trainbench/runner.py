@@ -72,7 +72,8 @@ class Reference:
 
 class Side(Protocol):
     """Where launches are started: ``name`` says which side of a comparison that is, ``import_path`` lets ranks import
-    what this process can, and ``root`` is that of the project's files there. A case may have an environment of its own: where it takes several machines."""
+    what this process can, and ``root`` is that of the project's files there. A case may have an environment of its own:
+    where it takes several machines."""
 
     @property
     def name(self) -> str: ...

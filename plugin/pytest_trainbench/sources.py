@@ -145,12 +145,10 @@ def digests(sources: Mapping[str, Source], asked: frozenset[str]) -> dict[str, s
     while more := {row for row in rows.keys() - kept if row[2] in named}:
         kept |= more
         named = named.union(*(rows[row].words for row in more))
-    return {
-        path: fingerprint(
-            "\n".join([source.rest.code, *(f"{row} {rows[row].code}" for row in sorted(kept) if row[0] == path)]).encode()
-        )
-        for path, source in sources.items()
-    }
+    lines = {path: [source.rest.code] for path, source in sources.items()}
+    for path, table, key in sorted(kept):
+        lines[path].append(f"{table}[{key!a}] {rows[path, table, key].code}")
+    return {path: fingerprint("\n".join(each).encode()) for path, each in lines.items()}
 
 
 def parse(path: str, data: bytes) -> Source:
@@ -188,9 +186,9 @@ def _source(tree: ast.Module) -> Source:
             keys = [key_of(key) for key in value.keys]
             if all(key is not None or node is None for key, node in zip(keys, value.keys, strict=True)):
                 rows = tables.setdefault(target.id, {})
-                for key, node in zip(keys, value.values, strict=True):
+                for key, row in zip(keys, value.values, strict=True):
                     if key is not None:
-                        rows.setdefault(key, []).append(node)
+                        rows.setdefault(key, []).append(row)
                 displays[value] = target.id
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in tables:
             key = key_of(target.slice)
@@ -248,7 +246,7 @@ def _spell(node: Any, strings: set[str]) -> str:
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
             strings.add(node.value)
-        return f"Constant({type(node.value).__name__} {ascii(node.value)})"
+        return f"Constant({type(node.value).__name__} {node.value!a})"
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr(values=list(_joined(node.values)))
     shown = (
@@ -269,7 +267,7 @@ def _joined(values: Iterable[ast.expr]) -> Iterator[ast.expr]:
     text = ""
     for value in values:
         if isinstance(value, ast.Constant):
-            text += value.value
+            text += str(value.value)
             continue
         if text:
             yield ast.Constant(value=text)

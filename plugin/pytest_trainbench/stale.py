@@ -92,7 +92,7 @@ def since(revision: str, root: Path, baselines: Path, tests: Sequence[str]) -> l
             )
     told = told or ["this change makes no stored row stale"]
     if silent:
-        told.append(f"{silent} stored {_baselines(silent)} {_silent(silent)}: nobody knows what a change means for that")
+        told.append(f"{silent} stored {_baselines(silent)} {_silent(silent)}, so this change may make more rows stale")
     return told
 
 
@@ -124,7 +124,9 @@ def _silent(count: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print what :func:`since` tells. A problem is printed too: this never fails a build."""
-    parser = argparse.ArgumentParser(prog=f"python -m {__name__}", description="Which stored rows does a change make stale?")
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_trainbench.stale", description="Which stored rows does a change make stale?"
+    )
     parser.add_argument("tests", nargs="*", help="what pytest is to run, for the command that measures them anew")
     parser.add_argument("--since", metavar="REV", help="compare with this commit (default: where the branch left main)")
     parser.add_argument("--baseline-dir", type=Path, default=Path("baselines"), metavar="DIR")
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         revision = given.since or left_main(root)
         if _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}") is None:
-            raise ValueError(f"{revision} is no commit of a git repository here: git fetch gets more of a shallow clone")
+            raise ValueError(f"{revision} is no commit of a repository here: git fetch gets more of a shallow clone")
         told = since(revision, root, given.baseline_dir, given.tests)
     except ValueError as error:
         told = [f"which stored rows this change makes stale is not known: {error}"]

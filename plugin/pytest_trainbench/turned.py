@@ -29,9 +29,7 @@ class Turned:
     differs: tuple[Difference, ...] = ()
 
 
-def turned(
-    earlier: Sequence[Run], case_id: str, now: Environment, *, machine: str, code: str = ""
-) -> Turned | None:
+def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: str, code: str = "") -> Turned | None:
     """Of a row that is red now on ``machine``, with the digest of its ``code``; ``earlier`` runs, the oldest first.
     ``None`` where they know nothing of it.
 
