@@ -30,6 +30,8 @@ from pytest_trainbench.record import Record, read_record
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
 from pytest_trainbench.session import SESSION, Session
+from pytest_trainbench.sources import Tree
+from pytest_trainbench.stale import Stale, look
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +39,12 @@ VERSIONS = (
     "torch", "cuda", "nccl", "driver", "deepspeed", "fairscale", "transformers", "accelerate", "megatron-core",
     "torchao", "onnxruntime-gpu", "onnxruntime", "torchvision", "timm",
 )  # fmt: skip
+
+OTHER_CODE = "*"
+"""Marks a row whose own code has changed since it was measured."""
+
+SILENT = "?"
+"""Marks a row that does not say which code made it."""
 
 NOT_STORED = "not stored yet"
 
@@ -54,9 +62,9 @@ class Listed:
     skipped: str = ""
 
 
-def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
+def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], code: Stale) -> str:
     """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`collected` gives
-    them."""
+    them, and ``code`` says which records are of other code than the suite's."""
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
     parts = [
         f"# Results: {family.upper()}",
@@ -66,8 +74,9 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed]) -> 
         " machines, whose hosts may differ by more than the rows (*Every row* says which machine, and what its host"
         " sets the pace of).",
         _environment(records),
+        _code(records, code),
         *(derived(f"## {title}", table, "pipe") for title, table in tables(records).items()),
-        derived("## Every row", _rows(records), "pipe"),
+        derived("## Every row", _rows(records, code), "pipe"),
         "*apart* is the standard deviation of step time between launches. *compute* is the time in which the device"
         " works on anything but communication. *MFU* is empty where no FLOPs were known when the row was"
         " stored. Where the host needs the whole step to issue it, *bound by* says so:"
@@ -91,8 +100,24 @@ def _environment(records: Sequence[Record]) -> str:
     return f"{versions}. Measured {when} on {len(machines)} machine(s): {', '.join(machines)}."
 
 
-def _rows(records: Sequence[Record]) -> pd.DataFrame:
-    return pd.DataFrame(map(_row, sorted(records, key=lambda record: record.label))).fillna("")
+def _code(records: Sequence[Record], code: Stale) -> str:
+    """How many results are of the suite's code as it is beside this page."""
+    other, silent = len(code.other), len(code.silent)
+    return (
+        f"Of these {len(records)} results, {len(records) - other - silent} are of the suite's code as it is here,"
+        f" {other} are of other code (marked `{OTHER_CODE}` in *Every row*), and {silent} do not say which code made"
+        f" them (marked `{SILENT}`)."
+    )
+
+
+def _rows(records: Sequence[Record], code: Stale) -> pd.DataFrame:
+    lines = []
+    for record in sorted(records, key=lambda record: record.label):
+        mark = OTHER_CODE if record.case.id in code.other else SILENT if record.case.id in code.silent else ""
+        commit = record.environment["suspects"].get("commit", "")
+        lines.append({**_row(record), "commit": f"{commit} {mark}".strip()})
+    table = pd.DataFrame(lines).fillna("")
+    return table[[*table.columns.drop("commit"), "commit"]]  # last, whether or not the first row ran out of memory
 
 
 def _row(record: Record) -> dict[str, str]:
@@ -112,7 +137,6 @@ def _row(record: Record) -> dict[str, str]:
         "launches": str(len(record.launches)),
         "apart": percent(apart, digits=1),
         "machine": record.machine,
-        "commit": str(record.environment["suspects"].get("commit", "")),
     }
 
 
@@ -242,7 +266,8 @@ def main(family: str) -> None:
     if len(kinds) > 1:  # tables have one line a row, which would be that of whichever came last
         sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(kinds)}")
     records = [read_record(path) for paths in kinds.values() for path in paths]
-    sys.stdout.write(page(family, records, collected(family)))
+    code = look(records, Tree.of(ROOT))
+    sys.stdout.write(page(family, records, collected(family), code))
 
 
 if __name__ == "__main__":

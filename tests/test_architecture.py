@@ -18,6 +18,7 @@ LADDER = (
     "mesh",
     "case",
     "step",
+    "sources",
     "record",
     "hardware",
     "conditions",
@@ -35,6 +36,7 @@ LADDER = (
     "detect",
     "environment",
     "against",
+    "stale",
     "project",
     "history",
     "noise",
@@ -55,6 +57,7 @@ LADDER = (
     "report.trend",
     "report.markdown",
     # Processes.
+    "imports",
     "worker",
     "launch",
     "preload",

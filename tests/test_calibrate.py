@@ -55,6 +55,7 @@ def calibrated(
         now=Here(
             environment=Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd"),
             import_path=(),
+            root=folder,
         ),
         folder=folder / "ranks",
         progress=lambda _: contextlib.nullcontext(lambda _: None),

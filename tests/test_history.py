@@ -143,6 +143,7 @@ def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
         "label": "sharding[zero2-dp2]",
         "outcome": "ok",
         "baseline": "2026-01-02T03:04:05+00:00",
+        "code": "",
         "launch": 1,
         "step_ms": 101.0,
         "peak_allocated_bytes": 8,

@@ -349,10 +349,10 @@ def test_nodes_must_be_alike_but_in_what_names_them() -> None:
     assert nodes._unlike(environment(commit="a1b2c3+dirty"), environment(commit="a1b2c3"), devices=8) == ""
 
 
-def test_rows_on_several_nodes_are_of_their_machines_together() -> None:
+def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) -> None:
     lead: Any = SimpleNamespace(devices=8, machines=["0123abcd", "ffffffff", "ba987654"], nodes=3)
     lead.nodes_for = lambda mesh: Lead.nodes_for(lead, mesh)
-    cluster = nodes.Cluster(environment=environment(), import_path=(), lead=lead)
+    cluster = nodes.Cluster(environment=environment(), import_path=(), root=tmp_path, lead=lead)
     one, two, three = (cluster.environment_of(case(mesh=f"dp{8 * count}")) for count in (1, 2, 3))
     assert one == environment()
     assert two.must_match == three.must_match == {"device": "H200", "devices_a_node": 8}

@@ -17,8 +17,11 @@ from bench_tests.engines import ENGINES
 from bench_tests.results import Listed, page
 from bench_tests.tables.parallel_3d import parallel_3d
 from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.stale import Stale
 
 ROOT = Path(__file__).parents[1]
+
+FRESH = Stale(other={}, silent=frozenset(), labels={})
 
 
 def stored(label: str, mesh: str, *step_ms: float) -> Record:
@@ -50,7 +53,7 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
         "layer[gpt2-b2]": Listed(),
         "layer[ort-b2]": Listed(skipped="it needs what is not installed"),
     }
-    text = page("h200", records, {**rows, **missing})
+    text = page("h200", records, {**rows, **missing}, FRESH)
 
     lines = [line for line in text.splitlines() if line.startswith("| sharding")]
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines] == [
@@ -68,7 +71,7 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
 def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
     four = launch(samples_per_s=40.0, devices=4, peak_allocated_bytes=700 * MIB)
     one = record(four, of=case(builder="suite:other_step", mesh="dp1", model="x"), label="other[dp4]")
-    text = page("h200", [one], {"other[dp8]": Listed()})
+    text = page("h200", [one], {"other[dp8]": Listed()}, FRESH)
     assert "| other[dp4] |         4 |" in text
     assert "No result is of more than 4 devices." in text
 
@@ -88,6 +91,7 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
             "other[old]": Listed(case="other(model=y) @ dp1"),
             "other[unknown]": Listed(),
         },
+        FRESH,
     )
     assert text.endswith(
         "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n"
@@ -115,9 +119,23 @@ def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
     )
 
 
+def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
+    """So are those that do not say: nobody knows whether the suite measures the same today."""
+    records = [stored(f"sharding[{mesh}]", mesh, 100.0) for mesh in ("dp1", "dp2", "dp4")]
+    _, other, silent = (record.case.id for record in records)
+    code = Stale(other={other: ["bench_tests/training.py"]}, silent=frozenset({silent}), labels={})
+    text = page("h200", records, {}, code)
+    assert (
+        "Of these 3 results, 1 are of the suite's code as it is here, 1 are of other code (marked `*` in *Every row*),"
+        " and 1 do not say which code made them (marked `?`)." in text
+    )
+    rows = [cells(line) for line in text.splitlines() if line.startswith("| sharding")]
+    assert [row[-1] for row in rows] == ["", "*", "?"]
+
+
 def test_a_page_of_everything_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
-    all_of_it = page("h200", [one], {one.label: Listed(case=one.case.id)})
+    all_of_it = page("h200", [one], {one.label: Listed(case=one.case.id)}, FRESH)
     assert all_of_it.endswith("Every row that runs without `--grid` has a result.\n")
 
 

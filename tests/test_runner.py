@@ -72,7 +72,7 @@ def made(folder: Path, **options: str) -> Runner:
     return Runner(
         settings=settings.read({"launches": "1", **options}, {}, {"baseline_dir": str(folder)}, folder),
         hardware=HARDWARE,
-        now=Here(environment=ENVIRONMENT, import_path=()),
+        now=Here(environment=ENVIRONMENT, import_path=(), root=folder),
         folder=folder / "ranks",
         progress=lambda _: contextlib.nullcontext(lambda _: None),
     )
@@ -364,6 +364,7 @@ class Elsewhere:
 
     name = "main (0123456789ab)"
     import_path = ("/checkout",)
+    root = Path("/checkout")
     environment = dataclasses.replace(ENVIRONMENT, suspects={"commit": "0123456789ab"})
 
     def __init__(self, order: list[str], *step_ms: float, ended: Ended = RAN) -> None:
@@ -405,7 +406,7 @@ def compared(
     of = Runner(
         settings=settings.read({"against": "main", **options}, {}, {"baseline_dir": str(folder)}, folder),
         hardware=HARDWARE,
-        now=HereNoted(environment=ENVIRONMENT, import_path=()),
+        now=HereNoted(environment=ENVIRONMENT, import_path=(), root=folder),
         before=Elsewhere(HereNoted.order, *before, ended=ended),
         folder=folder / "ranks",
         progress=lambda _: contextlib.nullcontext(lambda _: None),
@@ -658,7 +659,7 @@ def test_more_rows_have_less_of_the_nights_error_each(tmp_path: Path) -> None:
         Runner(
             settings=options,
             hardware=HARDWARE,
-            now=Here(environment=ENVIRONMENT, import_path=()),
+            now=Here(environment=ENVIRONMENT, import_path=(), root=tmp_path),
             folder=tmp_path,
             progress=lambda _: contextlib.nullcontext(lambda _: None),
             cases=cases,

@@ -18,6 +18,7 @@ DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
     missing=False,
+    stale=False,
     calibrate=False,
     against=None,
     launches=3,
@@ -49,6 +50,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
     "missing": ("true", True),
+    "stale": ("true", True),
     "calibrate": ("true", True),
     "against": ("main~1", "main~1"),
     "launches": ("5", 5),
@@ -94,6 +96,7 @@ def test_nothing_given_gives_the_defaults() -> None:
     [
         ({"save_baseline": "true"}, "compares two sides of this run with each other: leave out --save-baseline"),
         ({"missing": "true"}, "compares two sides of this run with each other: leave out --missing"),
+        ({"stale": "true"}, "compares two sides of this run with each other: leave out --stale"),
         ({"calibrate": "true"}, "compares two sides of this run with each other: leave out --calibrate"),
         ({"launches": "1"}, "needs two launches of each side, to see how far apart they are: --launches 2"),
     ],
@@ -101,6 +104,11 @@ def test_nothing_given_gives_the_defaults() -> None:
 def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^--against {sentence}$"):
         settings({"against": "main", **given})
+
+
+def test_rows_with_a_baseline_and_rows_without_one_are_not_run_together() -> None:
+    with pytest.raises(ValueError, match=r"^--missing runs cases without a baseline and --stale cases with one: leave"):
+        settings({"missing": "true", "stale": "true"})
 
 
 def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:

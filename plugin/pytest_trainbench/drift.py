@@ -21,7 +21,7 @@ from itertools import accumulate, count
 from types import MappingProxyType
 
 from pytest_trainbench.environment import Difference, Environment, differences
-from pytest_trainbench.history import Run
+from pytest_trainbench.history import Run, own_code
 from pytest_trainbench.metrics import METRICS, Gates, Relative, Statistical
 from pytest_trainbench.verdict import ERROR_MOST, Policy
 
@@ -40,17 +40,19 @@ SAID = ("regression", "improvement", "incomparable")
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """``figure``: median of the launches, in the metric's unit."""
+    """``figure``: median of the launches, in the metric's unit. ``code``: as of a history's entry."""
 
     day: date
     figure: float
     environment: Environment
+    code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """A metric of one row that has become worse by the fraction ``change`` since a day: so many nights since, so many
-    before, and what of the environment differs between the last night before and the first since."""
+    before, and what of the project's code and of the environment differs between the last night before and the first
+    since."""
 
     id: str
     label: str
@@ -109,7 +111,10 @@ def watch(
                     since=row[first].day,
                     nights_since=len(row) - first,
                     nights_before=first,
-                    differs=tuple(differences(row[first - 1].environment, row[first].environment)),
+                    differs=(
+                        *own_code(row[first - 1].code, row[first].code),
+                        *differences(row[first - 1].environment, row[first].environment),
+                    ),
                 )
             )
     held: dict[str, int] = {}
@@ -138,14 +143,19 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
         baseline, said = entry.baseline, entry.outcome in SAID or case_id in run.drifted
         if entry.outcome in BELIEVED:
             found.append((run, entry.values(metric)))
-    days: dict[date, tuple[Environment, list[float]]] = {}
+    days: dict[date, tuple[Run, list[float]]] = {}
     for run, values in found:
         if run.environment.must_match == here.must_match and min(values, default=0.0) > 0:
             day = run.started.astimezone(timezone.utc).date()
-            days[day] = run.environment, [*days[day][1], *values] if day in days else values
+            days[day] = run, [*days[day][1], *values] if day in days else values
     return [
-        Night(day=day, figure=statistics.median(values), environment=environment)
-        for day, (environment, values) in sorted(days.items())
+        Night(
+            day=day,
+            figure=statistics.median(values),
+            environment=run.environment,
+            code=run.entries[case_id].code,
+        )
+        for day, (run, values) in sorted(days.items())
     ][-NIGHTS_MOST:]
 
 

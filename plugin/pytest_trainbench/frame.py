@@ -69,8 +69,8 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
 
     Columns: ``started`` (of the run), ``project`` (the name of its folder in the history, empty for runs of older
     versions), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline`` (when the one that it was
-    held against was made), ``launch`` (from 0), every metric that has a gate under its own name, and ``env.<name>`` for
-    each fact of the environment (``env.commit``, ``env.torch``).
+    held against was made), ``code`` (one digest of the project's files), ``launch`` (from 0), every metric that has a
+    gate under its own name, and ``env.<name>`` for each fact of the environment (``env.commit``, ``env.torch``).
 
     A file that cannot be read is left out, and a warning names it. Raises ``FileNotFoundError`` where there is no such
     folder.
@@ -98,6 +98,7 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
                 "label": entry.label,
                 "outcome": entry.outcome,
                 "baseline": entry.baseline,
+                "code": entry.code,
                 "launch": number,
                 **launch,
                 **{f"env.{name}": value for name, value in facts.items()},

@@ -18,9 +18,10 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.environment import Environment
+from pytest_trainbench.environment import Difference, Environment
 from pytest_trainbench.metrics import METRICS
 from pytest_trainbench.record import Record
+from pytest_trainbench.sources import overall
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the version before."""
@@ -33,7 +34,8 @@ class Entry:
     outcome: of its verdict. baseline: when the baseline that it was held against was made (as in its record), or the
     one that it became; empty where there was none. launches: of each launch the metrics that have a gate, by name.
     machine: as of an environment; on several nodes not that of the run. Empty in older files. fails: whether its test
-    did, which for some outcomes was that run's to say; ``None`` in older files.
+    did, which for some outcomes was that run's to say; ``None`` in older files. code: one digest of all the project's
+    files that the case imported; empty where they are not known.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Entry:
     launches: tuple[Mapping[str, float], ...]
     machine: str = ""
     fails: bool | None = None
+    code: str = ""
 
     @classmethod
     def of(cls, record: Record, *, outcome: str, baseline: str, fails: bool) -> Entry:
@@ -54,6 +57,7 @@ class Entry:
             baseline=baseline,
             machine=record.machine,
             fails=fails,
+            code=overall(record.code),
             launches=tuple(
                 {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
             ),
@@ -81,6 +85,12 @@ class Run:
         """That a case was measured on, or all of them together."""
         entry = self.entries.get(case_id)
         return (entry and entry.machine) or self.environment.machine
+
+
+def own_code(before: str, now: str) -> list[Difference]:
+    """That the code of a case changed between two runs, by the digests of their entries; empty where one run does not
+    know."""
+    return [("your code", before, now)] if before and now and before != now else []
 
 
 class Log:

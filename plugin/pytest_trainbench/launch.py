@@ -26,6 +26,7 @@ from unittest import mock
 
 from pytest_trainbench import conditions, worker
 from pytest_trainbench.record import Trace
+from pytest_trainbench.sources import union
 
 GRACE_S = 10.0
 """How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
@@ -70,7 +71,8 @@ class Ended:
 
     ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
     of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
-    while rank 0 timed its steps (:class:`pytest_trainbench.conditions.Watch`).
+    while rank 0 timed its steps (:class:`pytest_trainbench.conditions.Watch`). ``code``: fingerprints of the project's
+    files that its ranks imported, by path.
     """
 
     traces: tuple[Trace, ...] = ()
@@ -79,6 +81,7 @@ class Ended:
     detail: str = ""
     by_hand: str = ""
     devices: dict[str, list[float]] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +232,12 @@ def read_traces(job: worker.Job) -> tuple[Trace, ...]:
 
 def collect(job: worker.Job, left: Left) -> Ended:
     """How a launch ended, from the files of all its ranks and what else they ``left``."""
+    paths = (job.folder / worker.CODE.format(rank) for rank in range(job.case.mesh.world_size))
+    code = union(json.loads(path.read_text(encoding="utf-8")) for path in paths if _size(path))
+    return replace(_collected(job, left), code=code)
+
+
+def _collected(job: worker.Job, left: Left) -> Ended:
     if left.problem:
         return Ended(outcome="crash", reason=left.problem)
     exit_codes, gone = left.exit_codes, left.gone

@@ -221,6 +221,7 @@ class Cluster:
 
     environment: Environment
     import_path: tuple[str, ...]
+    root: Path
     lead: Lead
     name: str = ""
 

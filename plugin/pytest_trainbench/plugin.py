@@ -30,7 +30,7 @@ from pytest_trainbench.verdict import OUTCOMES, Verdict
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 """Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
 
-STORING = ("--save-baseline", "--missing")
+STORING = ("--save-baseline", "--missing", "--stale")
 """Options, each without a value, that say what is stored."""
 
 NIGHTLY = ("--launches", "--confirm", "--run-timeout")
@@ -47,6 +47,9 @@ FAILED = pytest.fail.Exception
 
 HAS_BASELINE = "it has a baseline (--missing)"
 """Why ``--missing`` skips a row."""
+
+OF_THIS_CODE = "its baseline is of the project's code as it is, or there is none (--stale)"
+"""Why ``--stale`` skips a row that has the name of another one."""
 
 
 def device_kind(config: pytest.Config) -> str:
@@ -123,6 +126,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(benchmark_bridge, "trainbench-benchmark-bridge")
 
 
+@pytest.hookimpl(trylast=True)  # of what other options leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``--stale`` leaves the rows whose baselines are of other code, by the name that the baseline has."""
+    session = config.stash[SESSION]
+    if not session.settings.stale or not any(map(is_case, items)):
+        return
+    labels = set(session.other_code.labels.values())
+    spared = [item for item in items if not is_case(item) or _label(item) not in labels]
+    session.spared = len(spared)
+    config.hook.pytest_deselected(items=spared)
+    items[:] = [item for item in items if item not in spared]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start importing the heavy libraries while pytest is still talking."""
     ours = session.config.stash[SESSION]
@@ -144,10 +160,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    if config.option.collectonly or not any(map(is_case, items)):
-        return []
     session = config.stash[SESSION]
-    return [f"trainbench: {line}" for line in (session.header(), session.hidden) if line]
+    if not any(map(is_case, items)):
+        return ["trainbench: no baseline of these rows is of other code (--stale)"] if session.spared else []
+    lines = [] if config.option.collectonly else [session.header(), session.hidden]
+    if session.settings.against is None:
+        with contextlib.suppress(pytest.UsageError):  # to list rows, no device has to be here
+            lines.append(str(session.other_code))
+            lines += [f"  {line}" for line in session.other_code.lines() if config.option.collectonly]
+    return [f"trainbench: {line}" for line in lines if line]
 
 
 @pytest.fixture(scope="session")
@@ -237,6 +258,8 @@ def bench(
             runner = session.runner(tmp_path_factory.mktemp)
             if session.settings.missing and runner.is_stored(case):
                 pytest.skip(HAS_BASELINE)
+            if session.settings.stale and case.id not in session.other_code:
+                pytest.skip(OF_THIS_CODE)
             measured: dict[str, Any] = {
                 "label": _label(request.node),
                 "plan": plan or Plan(),
@@ -319,6 +342,8 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
+    if ours is not None and ours.spared and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK  # nothing is left to measure anew
     if ours is None or not (ours.rows or ours.unfinished):
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
@@ -391,7 +416,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def _all_skipped(rows: list[Row]) -> bool:
     """Of a run that had something to do: not of one that found all of it done."""
     reasons = {row.verdict.reason if row.verdict.outcome == "skipped" else None for row in rows}
-    return None not in reasons and HAS_BASELINE not in reasons
+    return reasons.isdisjoint({None, HAS_BASELINE, OF_THIS_CODE})
 
 
 def is_case(item: pytest.Item) -> bool:

@@ -115,7 +115,9 @@ class Record:
     """All launches of one case in one session, with what is needed to compare them later.
 
     ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the
-    hardware id, ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it.
+    hardware id, ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it. ``code`` has a digest
+    of each of the project's files that the ranks imported, by path relative to the project's root
+    (:mod:`pytest_trainbench.sources`); empty in older files.
     """
 
     case: Case
@@ -125,6 +127,7 @@ class Record:
     launches: tuple[Launch, ...]
     environment: dict[str, Any]
     plugin_version: str
+    code: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.launches:
@@ -162,6 +165,7 @@ class Record:
             "created": self.created,
             "plugin_version": self.plugin_version,
             "environment": self.environment,
+            "code": dict(self.code),
             "launches": [asdict(launch) for launch in self.launches],
         }
 
@@ -180,6 +184,7 @@ class Record:
             launches=tuple(Launch(**launch) for launch in data["launches"]),
             environment=data["environment"],
             plugin_version=data["plugin_version"],
+            code=dict(data.get("code", {})),
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pytest_trainbench import baseline
+from pytest_trainbench import baseline, sources
 from pytest_trainbench.case import Case
 from pytest_trainbench.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware import Hardware
@@ -72,7 +72,8 @@ class Reference:
 
 class Side(Protocol):
     """Where launches are started: ``name`` says which side of a comparison that is, ``import_path`` lets ranks import
-    what this process can. A case may have an environment of its own: where it takes several machines."""
+    what this process can, and ``root`` is that of the project's files there. A case may have an environment of its own:
+    where it takes several machines."""
 
     @property
     def name(self) -> str: ...
@@ -85,6 +86,9 @@ class Side(Protocol):
     @property
     def import_path(self) -> tuple[str, ...]: ...
 
+    @property
+    def root(self) -> Path: ...
+
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended: ...
 
 
@@ -94,6 +98,7 @@ class Here:
 
     environment: Environment
     import_path: tuple[str, ...]
+    root: Path
     name: str = ""
 
     def environment_of(self, case: Case) -> Environment:
@@ -414,6 +419,7 @@ class Runner:
             launches=tuple(launch for launch, _ in launches),
             environment=side.environment_of(case).to_json(),
             plugin_version=version("pytest-trainbench"),
+            code=sources.of_record(side.root, sources.union(ended.code for _, ended in launches), case.params),
         )
 
     def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> Ended:
@@ -449,6 +455,7 @@ class Runner:
                     reference_steps=reference_steps,
                     step_limit_s=None if reference_steps is None else one_s,
                     import_path=side.import_path,
+                    root=side.root,
                     device_uuids=self.hardware.uuids,
                     **job,
                 ),

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, causes, drift, history, project, settings
+from pytest_trainbench import against, baseline, causes, drift, history, project, settings, stale
 from pytest_trainbench.against import Other
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment
-from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve
+from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve, rows
 from pytest_trainbench.metrics import Gates
 from pytest_trainbench.record import Record, dump
 from pytest_trainbench.report import calibration, cost, effects, trend
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.sources import Tree, overall
 from pytest_trainbench.turned import Turned, turned
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Session:
         """How many tests measure something: they share the night's error."""
         self.unfinished: set[str] = set()
         """Which of them have not come to their end."""
+        self.spared = 0
+        """How many tests ``--stale`` left out."""
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
         self.log: history.Log | None = None
@@ -90,6 +93,15 @@ class Session:
             return against.find(self.settings.against, self.config.rootpath)
         except ValueError as error:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
+
+    @cached_property
+    def other_code(self) -> stale.Stale:
+        """The baselines that are of other code than the project's when the session began, or do not say. Where nothing
+        is to run, those of a named family need no device."""
+        family = rows(self.settings.hw) if self.config.option.collectonly else ()
+        ids = [row.key for row in family] or [self.hardware.id]
+        records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
+        return stale.look(records, Tree.of(self.config.rootpath))
 
     @property
     def cut_off(self) -> str:
@@ -139,6 +151,7 @@ class Session:
         return {
             "environment": capture(self.hardware, self.config.rootpath, environ=self.environ),
             "import_path": tuple(entry or str(Path.cwd()) for entry in sys.path),
+            "root": self.config.rootpath,
         }
 
     def check_places(self) -> None:
@@ -247,7 +260,7 @@ class Session:
         """Since when a row is red that is red now."""
         earlier, _ = self.earlier
         now = self._runner.now.environment if self._runner else Environment.from_json(record.environment)
-        return turned(earlier, record.case.id, now, machine=record.machine)
+        return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
 
     @cached_property
     def trend(self) -> list[str]:

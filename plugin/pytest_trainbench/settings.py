@@ -124,6 +124,12 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "stale": Option(
+        help="run only the cases whose baseline is of other code than the project's now, or does not say which code"
+        " made it; with --save-baseline they are measured anew",
+        default=False,
+        parse=_switch,
+    ),
     "calibrate": Option(
         help="try what a run on this machine can see: launches with nothing changed, and with slowdowns planted",
         default=False,
@@ -268,6 +274,7 @@ class Settings:
     hw: str
     save_baseline: bool
     missing: bool
+    stale: bool
     calibrate: bool
     against: str | None
     launches: int
@@ -329,12 +336,14 @@ def read(
     stored_launches = values["launches"] or STORED_LAUNCHES
     if values["launches"] is None:
         values["launches"] = stored_launches if values["save_baseline"] else LAUNCHES
+    if values["missing"] and values["stale"]:
+        raise ValueError("--missing runs cases without a baseline and --stale cases with one: leave out one of them")
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:
         if values["nodes"] > 1:
             raise ValueError("--against starts both sides on this machine: leave out --nodes")
-        for other in ("save_baseline", "missing", "calibrate"):
+        for other in ("save_baseline", "missing", "stale", "calibrate"):
             if values[other]:
                 raise ValueError(f"--against compares two sides of this run with each other: leave out {flag(other)}")
         if values["launches"] < 2:

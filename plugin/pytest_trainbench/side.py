@@ -62,6 +62,7 @@ class SideProcess:
         self.python = python
         self.checkout = checkout
         self.setup = setup
+        self.root = Path(setup["root"])
         self.modules = modules
         self.log = log
         self.limit_s = limit_s

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytest_trainbench.environment import Difference, Environment, differences
-from pytest_trainbench.history import Run
+from pytest_trainbench.history import Run, own_code
 from pytest_trainbench.verdict import OUTCOMES
 
 GREEN = ("ok", "saved", "improvement")
@@ -20,8 +20,8 @@ GREEN = ("ok", "saved", "improvement")
 @dataclass(frozen=True, kw_only=True)
 class Turned:
     """first: when the first of the red ``runs`` in a row started, of which this is the last; ``None`` where this is the
-    only one. green: when the last green run before them did, and ``differs`` what of the environment changed from it to
-    the first red one; ``None`` where no green run is kept."""
+    only one. green: when the last green run before them did, and ``differs`` what of the project's code and of the
+    environment changed from it to the first red one; ``None`` where no green run is kept."""
 
     runs: int
     first: datetime | None
@@ -29,9 +29,9 @@ class Turned:
     differs: tuple[Difference, ...] = ()
 
 
-def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: str) -> Turned | None:
-    """Of a row that is red now on ``machine``; ``earlier`` runs, the oldest first. ``None`` where they know nothing of
-    it.
+def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: str, code: str = "") -> Turned | None:
+    """Of a row that is red now on ``machine``, with the digest of its ``code``; ``earlier`` runs, the oldest first.
+    ``None`` where they know nothing of it.
 
     One folder may be that of a fleet, and what is red on one machine may be green on another: those of this machine
     count alone, unless there are none.
@@ -44,11 +44,11 @@ def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: s
         if entry.fails or (entry.fails is None and OUTCOMES.get(entry.outcome) == "fails"):
             reds.append(run)
         elif entry.outcome in GREEN:
-            first = reds[-1].environment if reds else now
+            first, its_code = (reds[-1].environment, reds[-1].entries[case_id].code) if reds else (now, code)
             return Turned(
                 runs=len(reds) + 1,
                 first=reds[-1].started if reds else None,
                 green=run.started,
-                differs=tuple(differences(run.environment, first)),
+                differs=(*own_code(entry.code, its_code), *differences(run.environment, first)),
             )
     return Turned(runs=len(reds) + 1, first=reds[-1].started, green=None) if reds else None

@@ -23,7 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench import measure
+from pytest_trainbench import imports, measure
 from pytest_trainbench.against import check_modules
 from pytest_trainbench.case import Case
 from pytest_trainbench.delay import slowed
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 JOB = "job.json"
 """File of a job in its folder."""
 
-FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "stopped-{}.txt", "progress-{}")
+FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "stopped-{}.txt", "progress-{}", "code-{}.json")
 """Files that a rank may leave there: what it measured, why it could not, where its threads hung or were when it was
-stopped for another rank, what it does."""
+stopped for another rank, what it does, which files of the project it imported."""
 
-TRACE, FAILURE, STACKS, STOPPED, PROGRESS = FILES
+TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
 
 LEAVING = "leaving"
 """The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
@@ -72,7 +72,8 @@ class Job:
     comes before the first: one rank does the work of all there, and nobody knows how long that takes.
     ``import_path`` is put in front of ``sys.path``. ``delay_ms`` is a slowdown of every step, planted to see whether it
     is found. ``device_uuids``: of NVIDIA's devices, in order, for whoever watches them from outside. ``moved``: a
-    working tree, and the checkout of another commit that its modules are to come from instead.
+    working tree, and the checkout of another commit that its modules are to come from instead. ``root``: of the project
+    whose files the rank notes; ``None`` where nobody asks for them.
     """
 
     case: Case
@@ -87,6 +88,7 @@ class Job:
     delay_ms: float = 0.0
     device_uuids: tuple[str, ...] = ()
     moved: tuple[str, str] | None = None
+    root: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.collective_limit_s < self.limit_s:
@@ -100,6 +102,7 @@ class Job:
             **asdict(self),
             "case": self.case.to_json(),
             "folder": str(self.folder),
+            "root": None if self.root is None else str(self.root),
             "import_path": list(self.import_path),
             "device_uuids": list(self.device_uuids),
         }
@@ -114,6 +117,7 @@ class Job:
                 **data,
                 "case": Case.from_json(data["case"]),
                 "folder": Path(data["folder"]),
+                "root": None if data["root"] is None else Path(data["root"]),
                 "plan": measure.Plan(**data["plan"]),
                 "import_path": tuple(data["import_path"]),
                 "device_uuids": tuple(data["device_uuids"]),
@@ -181,10 +185,13 @@ def main(job_path: str) -> None:
             for entry in reversed(job.import_path):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
+            if job.root is not None:
+                imports.hide(job.root)
             _work(job, rank, phases, wind=wind)
         except BaseException as error:
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
+            _note_code(job, rank)  # running out of memory is a result too
             failure = Failure(
                 rank=rank,
                 kind=failure_kind(error),
@@ -202,6 +209,11 @@ def main(job_path: str) -> None:
             # Not a plain exit: destructors of process groups wait for peers that may never answer.
             os._exit(1)
         faulthandler.unregister(signal.SIGTERM)  # before its file is closed
+
+
+def _note_code(job: Job, rank: int) -> None:
+    if job.root is not None:
+        _write(job.folder / CODE.format(rank), imports.noted(job.root))
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
@@ -304,6 +316,7 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
         phases_s=dict(phases.seconds),
         **asdict(timing),
     )
+    _note_code(job, rank)
     _write(job.folder / TRACE.format(rank), trace.to_json())
     dist.barrier()
     with suppress(RuntimeError):  # where memory is capped, there may be none for its thread

@@ -18,6 +18,7 @@ from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.record import Record, as_stored
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.sources import differing
 from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUSPECTS_SHOWN = 12
+
+FILES_SHOWN = 6
 
 NOTHING_DIFFERS = "nothing that is recorded of the environment"
 
@@ -68,6 +71,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
     said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()]
+    said += _of_other_code(rows)
     if disturbed := [row for row in rows if row.verdict.causes and not row.fails]:
         who = ", ".join(row.label for row in disturbed)
         said.append(f"the machine was not as for the baseline: {who}: for example {disturbed[0].verdict.causes[0]}")
@@ -85,6 +89,24 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
     ]
+
+
+def _of_other_code(rows: Sequence[Row]) -> list[str]:
+    """The rows that did not fail, although their baseline is of other code: one line for all."""
+    differ = {
+        row.label: differing(row.baseline.code, row.record.code)
+        for row in rows
+        if not (row.fails or row.against or row.same_as or row.verdict.outcome == "saved")
+        and row.record is not None
+        and row.baseline is not None
+        and row.record.code
+        and row.baseline.code
+    }
+    found = {label: files for label, files in differ.items() if files}
+    if not found:
+        return []
+    files = _files(sorted({path for paths in found.values() for path in paths}))
+    return [f"baseline of other code: {', '.join(found)}: {files}; --stale --save-baseline measures such rows anew"]
 
 
 def counts(rows: Sequence[Row], cut_off: str = "") -> str:
@@ -106,6 +128,7 @@ def failure(row: Row) -> str:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
         facts += _listed("parts", _parts(row, row.baseline, row.record))
         facts += _listed("machine", _conditions(row))
+        facts += _listed("your code", _own_code(row, row.baseline, row.record))
         facts += _suspects(row)
     if row.turned:
         facts += _listed("since", _since(row.turned))
@@ -137,6 +160,26 @@ def _conditions(row: Row) -> list[str]:
         if unknown := [name for name, one in CONDITIONS.items() if one.rule and name in now and name not in before]:
             told.append(f"not known of the baseline: {', '.join(unknown)}")
     return told
+
+
+def _own_code(row: Row, before: Record, now: Record) -> list[str]:
+    """Which of the project's files that the step imports are others than before; nothing where this run does not
+    know."""
+    if not now.code:
+        return []
+    theirs = row.against or "the baseline"
+    if not before.code:
+        return [f"{theirs} does not say which code made it"]
+    files, differ = len({*before.code, *now.code}), differing(before.code, now.code)
+    if not differ:
+        return [f"all {files} files that this step imports are as for {theirs}"]
+    verb = "differs" if len(differ) == 1 else "differ"
+    return [f"{len(differ)} of {files} files that this step imports {verb} from {theirs}'s: {_files(differ)}"]
+
+
+def _files(paths: Sequence[str]) -> str:
+    more = len(paths) - FILES_SHOWN
+    return ", ".join([*paths[:FILES_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _judged(changes: Sequence[Change]) -> list[str]:

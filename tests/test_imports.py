@@ -1,0 +1,107 @@
+"""A rank notes the project's files that its own step imports, whatever was imported ahead of time."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_trainbench.imports import hide, noted
+
+FILES = {
+    "zoo/__init__.py": "",
+    "zoo/first.py": "import zoo.side\nfrom zoo.shared import VALUE\nRUNS.append('first')",
+    "zoo/second.py": "from .shared import VALUE\ndef later():\n    import zoo.late\n",
+    "zoo/shared.py": "VALUE = []",
+    "zoo/side.py": "RUNS.append('side')",
+    "zoo/late.py": "",
+    "zoo/new.py": "from zoo import second",
+    "env/lib/site-packages/installed.py": "",
+    ".venv/hidden.py": "",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project; what it imports is forgotten afterwards."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for folder in ("", "env/lib/site-packages", ".venv"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr("builtins.RUNS", [], raising=False)
+    before = dict(sys.modules)
+    yield tmp_path
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+
+
+def runs() -> Any:
+    return importlib.import_module("builtins").RUNS  # type: ignore[attr-defined]
+
+
+def test_what_is_imported_ahead_and_not_used_is_not_noted(root: Path) -> None:
+    importlib.import_module("zoo.first")
+    importlib.import_module("zoo.second")
+    hide(root)
+    assert noted(root) == {}
+    importlib.import_module("zoo.second")
+    assert list(noted(root)) == ["zoo/__init__.py", "zoo/second.py", "zoo/shared.py"]
+
+
+def test_what_is_used_comes_back_as_it_was_and_does_not_run_again(root: Path) -> None:
+    """An operator cannot be registered twice, and its library goes when the module goes that keeps it."""
+    first = importlib.import_module("zoo.first")
+    spec = first.__spec__
+    hide(root)
+    assert importlib.import_module("zoo.first") is first and first.__spec__ is spec
+    assert runs() == ["side", "first"], "and what it imports comes with it, once"
+    assert list(noted(root)) == ["zoo/__init__.py", "zoo/first.py", "zoo/shared.py", "zoo/side.py"]
+    assert sys.modules["zoo"].first is first
+    assert first.VALUE is sys.modules["zoo.shared"].VALUE
+
+
+def test_a_module_that_is_taken_from_its_package_is_noted(root: Path) -> None:
+    """The package has it as an attribute by then, which needs no import."""
+    importlib.import_module("zoo.second")
+    hide(root)
+    importlib.import_module("zoo.new")
+    assert "zoo/second.py" in noted(root)
+
+
+def test_what_a_function_imports_is_noted_when_it_runs(root: Path) -> None:
+    importlib.import_module("zoo.late")
+    second = importlib.import_module("zoo.second")
+    hide(root)
+    importlib.import_module("zoo.second")
+    assert "zoo/late.py" not in noted(root)
+    second.later()
+    assert "zoo/late.py" in noted(root)
+
+
+def test_environments_and_names_that_are_no_files_are_none_of_the_project(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = types.ModuleType("odd")
+    odd.__file__ = "zoo/first.py"  # as torch.ops has one, relative to nothing
+    monkeypatch.chdir(root)
+    monkeypatch.setitem(sys.modules, "odd", odd)
+    for name in ("installed", "hidden", "zoo.shared"):
+        importlib.import_module(name)
+    assert list(noted(root)) == ["zoo/__init__.py", "zoo/shared.py"]
+    monkeypatch.setattr(sys, "prefix", str(root / "zoo"))
+    assert noted(root) == {}, "an environment in a folder of the project"
+    monkeypatch.setattr(sys, "prefix", str(root.parent))
+    assert list(noted(root)) == ["zoo/__init__.py", "zoo/shared.py"], "a project in a folder of the environment's"
+
+
+def test_a_file_that_is_gone_has_no_fingerprint(root: Path) -> None:
+    importlib.import_module("zoo.shared")
+    (root / "zoo" / "shared.py").unlink()
+    assert noted(root)["zoo/shared.py"] == ""
