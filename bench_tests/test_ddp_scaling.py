@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench_tests.strategies import DATA_PARALLEL, PLAIN_DDP
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware import Hardware
 
@@ -120,15 +121,14 @@ def test_ddp_scaling(
     if missing := row.missing(hardware.kind, amp):
         pytest.skip(missing)
     bench(
-        "bench_tests.training:train_step",
+        "bench_tests.steps.train:train_step",
         mesh=mesh,
         plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
-        loss_tolerance=row.loss_tolerance,
-        loss_steps=row.loss_steps,
         model=work.model,
         strategy=work.strategy,
         precision=amp,
         micro_batch=work.micro_batch,
+        **tolerance(work.strategy).options,
         **work.sample,
     )

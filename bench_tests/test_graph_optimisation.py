@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from bench_tests.graphs import GRAPHS, find_graph
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware import Hardware
 
@@ -65,14 +66,14 @@ def test_graph_optimisation(
             pytest.skip(missing)
         compiled["graph"] = graph
     bench(
-        "bench_tests.training:train_step",
+        "bench_tests.steps.train:train_step",
         mesh=mesh,
         plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp, "graph": None},
-        loss_tolerance=0.01,
         strategy="ddp" if amp else "ddp-fp32",
         precision=AMP if amp else full,
         sequence=sequence,
+        **tolerance().options,
         **compiled,
         **WORK[profile],
     )

@@ -71,7 +71,7 @@ def test_layer(
     if find_mode(run.mode).graphed and hardware.kind != "cuda":
         pytest.skip(f"CUDA graphs need a CUDA device, and {hardware.device_name} is none")
     bench(
-        "bench_tests.layers.steps:layer_pass",
+        "bench_tests.steps.layer:layer_pass",
         mesh=mesh,
         plan=plan,
         precision="fp16" if grid == "published" else amp,
@@ -87,7 +87,7 @@ def test_matrix_product(
 ) -> None:
     """The most that a layer could reach: one large product in each number format that the device has."""
     _skip_without(hardware, precision)
-    bench("bench_tests.layers.steps:matrix_product", mesh=mesh, plan=plan, precision=precision, size=size)
+    bench("bench_tests.steps.layer:matrix_product", mesh=mesh, plan=plan, precision=precision, size=size)
 
 
 @pytest.mark.profiles(size=VECTOR_SIZES)
@@ -97,7 +97,7 @@ def test_vector_product(
 ) -> None:
     """Memory bandwidth, which everything in a layer that is no matrix product lives on."""
     _skip_without(hardware, precision)
-    bench("bench_tests.layers.steps:vector_product", mesh=mesh, plan=plan, precision=precision, size=size)
+    bench("bench_tests.steps.layer:vector_product", mesh=mesh, plan=plan, precision=precision, size=size)
 
 
 def _skip_without(hardware: Hardware, dtype: str) -> None:

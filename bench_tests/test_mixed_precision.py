@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench_tests.graphs import find_graph
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.measure import Plan
@@ -22,9 +23,6 @@ WORK = {
     "smoke": {"model": "bert-tiny", "sequence": 32, "micro_batch": 4},
     "seed": {"model": "bert-base", "sequence": 512, "micro_batch": 16},
 }
-
-LOSS_TOLERANCE = {"fp8": 0.02}
-"""Of formats that need more than the usual 0.01: one float8 gradient that is rounded the other way is 25 % off."""
 
 
 @pytest.fixture
@@ -66,13 +64,13 @@ def train(
     bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str, **graph: Any
 ) -> None:
     bench(
-        "bench_tests.training:train_step",
+        "bench_tests.steps.train:train_step",
         mesh=mesh,
         plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp, "graph": None},
-        loss_tolerance=LOSS_TOLERANCE.get(precision, 0.01),
         strategy="ddp-fp32" if precision in ("fp32", "tf32") else "ddp",
         precision=precision,
+        **tolerance(f"compiled-{precision}" if graph else precision).options,
         **WORK[profile],
         **graph,
     )

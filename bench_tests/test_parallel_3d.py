@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench_tests.engines import ENGINES
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware import Hardware
 
@@ -64,14 +65,14 @@ def test_parallel_3d(
     if reason := ENGINES[engine].missing(hardware.kind, amp):
         pytest.skip(reason)
     bench(
-        "bench_tests.parallel:parallel_step",
+        "bench_tests.steps.parallel:parallel_step",
         mesh=mesh,
         plan=plan,
         reference={"engine": "reference", "schedule": None},
-        loss_tolerance=ENGINES[engine].loss_tolerance,
         engine=engine,
         precision=amp,
         global_batch=GLOBAL_BATCH,
         **({} if schedule is None else {"schedule": schedule}),
+        **tolerance(engine).options,
         **WORK[profile],
     )

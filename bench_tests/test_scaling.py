@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench_tests.models import find_model
-from bench_tests.strategies import STRATEGIES
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.measure import Plan
@@ -37,16 +37,13 @@ def learning_rate(global_batch: int, *, rate: float = 0.0015, at: int = 64 * 384
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """``micro_batches`` of ``micro_batch`` samples each is the work of a device in weak scaling, and of all devices
-    together in strong scaling. ``rate`` and ``at`` are those of :func:`learning_rate`, ``loss_tolerance`` and
-    ``loss_steps`` those of the fixture ``bench`` for one device."""
+    together in strong scaling. ``rate`` and ``at`` are those of :func:`learning_rate`."""
 
     sequence: int
     micro_batch: int
     micro_batches: int = 24
     rate: float = 0.0015
     at: int = 64 * 384
-    loss_tolerance: float = STRATEGIES[STRATEGY].loss_tolerance
-    loss_steps: tuple[int, int] = STRATEGIES[STRATEGY].loss_steps
 
 
 WORK = {
@@ -57,12 +54,6 @@ WORK = {
     "bert-large": Work(sequence=128, micro_batch=64, at=64 * 64 * 24),
     "bert-1.5b": Work(sequence=128, micro_batch=16),
 }
-
-SPLIT_TOLERANCE = 0.005
-"""How far several devices may lead the losses away from those of one under the same strategy. A split changes them by
-0.1 % of their fall at most; with the gradients of one of two ranks lost they differ by some percent, no more, since the
-samples of both are much alike."""
-
 
 ONE_NODE = ["dp1", "dp2", "dp4", "dp8"]
 MESHES = {
@@ -90,18 +81,14 @@ def test_scaling(
         pytest.skip(f"{work.micro_batches} micro-batches cannot be dealt to {mesh.dp} devices")
     on_each = work.micro_batches if scaling == "weak" else work.micro_batches // mesh.dp
     batch = work.micro_batch * on_each * mesh.dp
-    truth: dict[str, Any] = {"reference": {"micro_batches": on_each * mesh.dp}, "loss_tolerance": SPLIT_TOLERANCE}
+    truth: dict[str, Any] = {"reference": {"micro_batches": on_each * mesh.dp}, **tolerance().options}
     if mesh.dp == 1:
-        truth = {
-            "reference": {"strategy": "reference"},
-            "loss_tolerance": work.loss_tolerance,
-            "loss_steps": work.loss_steps,
-        }
+        truth = {"reference": {"strategy": "reference"}, **tolerance(STRATEGY).options}
     # The rate rises with each step by what it does on one device, up to that of all devices together.
     rising = find_model(model).warmup_steps * mesh.dp
     warmup = {"warmup_steps": rising} if scaling == "weak" and mesh.dp > 1 else {}
     bench(
-        "bench_tests.training:train_step",
+        "bench_tests.steps.train:train_step",
         mesh=mesh,
         # A step takes seconds; twelve of them are as many as the reference has.
         plan=plan or Plan(warmup=4, min_steps=8, window_s=5.0),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from bench_tests.strategies import STRATEGIES
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware import Hardware
 
@@ -47,13 +48,12 @@ def test_sharding(
     if missing := row.missing(hardware.kind, precision):
         pytest.skip(missing)
     bench(
-        "bench_tests.training:train_step",
+        "bench_tests.steps.train:train_step",
         mesh=mesh,
         plan=plan,
         reference={"strategy": "reference", "micro_batches": mesh.dp},
-        loss_tolerance=row.loss_tolerance,
-        loss_steps=row.loss_steps,
         strategy=strategy,
         precision=precision,
+        **tolerance(strategy).options,
         **WORK[profile],
     )

@@ -58,7 +58,7 @@ def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
     without = {"checkpointing": False} if "checkpointing" in levers else {}
     reference = {"accumulation": accumulation * ranks, "report_to": "none", **without}
     return {
-        "builder": "bench_tests.trainer.steps:trainer_train",
+        "builder": "bench_tests.steps.hf_trainer:trainer_train",
         "samples": TRAIN_SAMPLES[profile],
         "accumulation": accumulation,
         "reference": reference if ranks > 1 or without else None,
@@ -73,7 +73,7 @@ def whole_run(profile: str, ranks: int) -> dict[str, Any]:
     samples = work.pop("samples")
     return {
         **work,
-        "builder": "bench_tests.trainer.steps:trainer_run",
+        "builder": "bench_tests.steps.hf_trainer:trainer_run",
         "train_samples": samples,
         "eval_samples": EVAL_SAMPLES[profile],
         "epochs": EPOCHS,
@@ -83,7 +83,7 @@ def whole_run(profile: str, ranks: int) -> dict[str, Any]:
 def evaluation(profile: str, ranks: int) -> dict[str, Any]:
     """An evaluation, which is as large whatever the number of ranks."""
     return {
-        "builder": "bench_tests.trainer.steps:trainer_eval",
+        "builder": "bench_tests.steps.hf_trainer:trainer_eval",
         "samples": EVAL_SAMPLES[profile],
         **WORK[profile],
     }

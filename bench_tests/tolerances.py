@@ -1,8 +1,80 @@
-"""How far the losses of a row may be from those of the unsharded model, and what was seen: one table."""
+"""How far the losses of a row may be from those of the unsharded model, and what was seen: one table.
+
+Ranks do not import this module, so that another tolerance makes no stored row stale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_trainbench.reduce import LOSS_STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """``allowed``: largest distance of a loss from the reference's, as a fraction of how far the reference's loss falls
+    over the compared steps. ``seen``: the largest distance that a correct row showed, as the same fraction, and
+    ``where``. ``steps``: the first and the last step whose losses are compared, from 1 on."""
+
+    allowed: float
+    seen: float
+    where: str
+    steps: tuple[int, int] = LOSS_STEPS
+
+    def __post_init__(self) -> None:
+        if not self.seen < self.allowed:
+            raise ValueError(f"a tolerance of {self.allowed:g} is below what was seen, {self.seen:g}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the fixture ``bench`` is told of it."""
+        return {"loss_tolerance": self.allowed, "loss_steps": self.steps}
+
+
+SAME_FORMATS = Tolerance(allowed=0.005, seen=0.0018, where="H100, H200")
+"""Of everything that computes in the formats of the reference, and only in another order."""
+
+WEIGHTS_OF_16_BITS = Tolerance(allowed=0.01, seen=0.0047, where="H200")
+"""Of what computes with 16-bit weights where autocast keeps some layers in fp32."""
+
+ROUNDED = Tolerance(allowed=0.05, seen=0.02, where="small models on a CPU")
+"""Of gradients that are rounded to 16 bits before they are added up, and of kernels that round elsewhere."""
+
+TOLERANCES: dict[str, Tolerance] = {
+    "fairscale-fsdp": WEIGHTS_OF_16_BITS,
+    "fsdp1": WEIGHTS_OF_16_BITS,
+    "fsdp2": WEIGHTS_OF_16_BITS,
+    "fsdp2-recorded": WEIGHTS_OF_16_BITS,
+    "zero1": WEIGHTS_OF_16_BITS,
+    "zero2": WEIGHTS_OF_16_BITS,
+    "zero3": WEIGHTS_OF_16_BITS,
+    "megatron": WEIGHTS_OF_16_BITS,
+    "deepspeed": WEIGHTS_OF_16_BITS,
+    # DDP times its first ten steps with events, which cannot be part of a graph: it is recorded later, and compared
+    # for some steps more.
+    "recorded-ddp": Tolerance(allowed=0.005, seen=0.0018, where="H200", steps=(1, 16)),
+    "compiled-ddp": ROUNDED,
+    "compiled-autograd": ROUNDED,
+    "bf16-gradients": ROUNDED,
+    "fp16-gradients": ROUNDED,
+    # What follows loses information.
+    "powersgd": Tolerance(allowed=0.3, seen=0.1, where="small models on a CPU"),
+    # Another computation: all that is asked is that it has come a good part of the way.
+    "local-sgd": Tolerance(allowed=0.7, seen=0.3, where="small models on a CPU"),
+    # One float8 gradient that is rounded the other way is 25 % off.
+    "fp8": Tolerance(allowed=0.02, seen=0.0044, where="H100"),
+    "compiled-fp8": Tolerance(allowed=0.05, seen=0.0221, where="H100"),
+}
+"""By the name of a strategy, an engine or a number format; :data:`SAME_FORMATS` for all others."""
+
+
+def tolerance(*names: str) -> Tolerance:
+    """The widest tolerance that one of ``names`` has in :data:`TOLERANCES`."""
+    known = [TOLERANCES[name] for name in names if name in TOLERANCES]
+    return max(known, key=lambda each: each.allowed, default=SAME_FORMATS)
+
 
 LEAP = 0.3
 """Largest rise of a loss that still counts as a steady fall. Two batches of a small model differ by up to 0.25; the

@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench_tests.models.gpt import gpt
 from bench_tests.strategies import STRATEGIES
-from bench_tests.strategies.recipe import Recipe
+from bench_tests.training.recipe import Recipe
 from pytest_trainbench.causes import EXPLAINS_LEAST
 from pytest_trainbench.conditions import CONDITIONS, Rate, looking_s
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests.parallel import parallel_step
+from bench_tests.steps.parallel import parallel_step
+from bench_tests.steps.train import train_step
 from bench_tests.strategies import recorded
-from bench_tests.training import train_step
 from pytest_trainbench import Step
 
 
 class Again:
-    """Stands in for a :class:`bench_tests.cuda_graph.Recording`: like that one it reads the tensors that were there
-    when it was made, and writes its result to the same one each time."""
+    """Stands in for a :class:`bench_tests.training.cuda_graph.Recording`: like that one it reads the tensors that were
+    there when it was made, and writes its result to the same one each time."""
 
     peak_bytes = 1_000_000
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from bench_tests.data import POOL, noise_pool, token_pool
+from bench_tests.training.data import POOL, noise_pool, token_pool
 
 
 def test_same_samples_whoever_asks() -> None:

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torchao.float8.float8_linear import Float8Linear
 
-from bench_tests import float8
-from bench_tests.models import find_model
+from bench_tests.models import find_model, float8
 
 
 def test_the_linear_layers_of_the_blocks_are_converted_and_nothing_else_and_parameters_stay() -> None:

@@ -22,7 +22,7 @@ def record(
     params = {"model": "bert-base", "strategy": "ddp", "precision": precision, "sequence": 128, "micro_batch": 16}
     case = samples.case(
         mesh=mesh,
-        builder="bench_tests.training:train_step",
+        builder="bench_tests.steps.train:train_step",
         **{**params, **({} if graph is None else {"graph": graph}), **replaced},
     )
     launch = samples.launch(samples_per_s=samples_per_s, peak_allocated_bytes=2000 * MIB, process_bytes=3000 * MIB)

@@ -187,7 +187,7 @@ def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions:
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     work: dict[str, Any] = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
-    return launched(start(folder, "bench_tests.training:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
+    return launched(start(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def measured(builder: str, *tflops: float, hardware: str = H200, step_ms: float 
         )
         for value in tflops
     ]
-    case = Case(builder=f"bench_tests.layers.steps:{builder}", mesh=MeshShape(), params=params)
+    case = Case(builder=f"bench_tests.steps.layer:{builder}", mesh=MeshShape(), params=params)
     return record(*launches, of=case, hardware=hardware)
 
 
@@ -122,7 +122,7 @@ def test_a_product_of_other_hardware_is_no_measure() -> None:
 
 
 def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
-    case = Case(builder="bench_tests.layers.steps:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128})
+    case = Case(builder="bench_tests.steps.layer:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128})
     table = layers([record(failed("oom"), of=case, hardware=H200), layer(432, batch=64)])
     assert table is not None
     assert table["batch × sequence × hidden"].tolist() == ["64 × 512 × 1024"]

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench_tests.layers import DIRECTIONS, LAYERS, find_layer
 from bench_tests.layers.grid import Run, full, headline, published, smoke
-from bench_tests.layers.steps import LEAST_BYTES, LEAST_FLOPS, layer_pass, matrix_product, repeats, vector_product
+from bench_tests.steps.layer import LEAST_BYTES, LEAST_FLOPS, layer_pass, matrix_product, repeats, vector_product
 from pytest_trainbench import Step, flops
 
 LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
@@ -205,7 +205,7 @@ def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
     """By a process of its own, as in a benchmark run."""
     ended = start(
         tmp_path / "job",
-        "bench_tests.layers.steps:layer_pass",
+        "bench_tests.steps.layer:layer_pass",
         warmup=4,
         steps=4,
         **{**SMALL, "layer": "t5-decoder", "direction": "fwd_bwd", "mode": "sdpa", "batch": 4},

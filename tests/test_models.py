@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 import timm
@@ -22,9 +22,9 @@ from bench_tests import test_ddp_scaling, test_mixed_precision, test_sharding, t
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.bert import Deberta, mask
 from bench_tests.models.loss import token_loss
-from bench_tests.strategies.recipe import Recipe
 from bench_tests.strategies.reference import reference
 from bench_tests.tolerances import LEAP, leap
+from bench_tests.training.recipe import Recipe
 from pytest_trainbench import flops
 from pytest_trainbench.reduce import LOSS_STEPS
 

@@ -14,6 +14,7 @@ from samples import capped, failed, record
 from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
+from bench_tests.tolerances import tolerance
 from pytest_trainbench.case import Case
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch
@@ -21,7 +22,7 @@ from pytest_trainbench.reduce import loss_fault
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
 WORK |= {"warmup": 4, "steps": 4}  # nine in all: on two cores one of four ranks of DTensors takes half a second
-BUILDER = "bench_tests.parallel:parallel_step"
+BUILDER = "bench_tests.steps.parallel:parallel_step"
 
 
 def train(folder: Path, *, builder: str = BUILDER, **case: str) -> Launch:
@@ -88,7 +89,7 @@ def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", precision="bf16", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["bf16"].losses, ENGINES[engine].loss_tolerance) is None
+    assert loss_fault(one.losses, references["bf16"].losses, tolerance(engine).allowed) is None
 
 
 @pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2-pp2", schedules=["1f1b"]))
@@ -97,7 +98,7 @@ def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", precision="fp16", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["fp16"].losses, ENGINES[engine].loss_tolerance) is None
+    assert loss_fault(one.losses, references["fp16"].losses, tolerance(engine).allowed) is None
 
 
 JOINED = """
@@ -127,14 +128,14 @@ def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, La
     case = {"mesh": "pp2", "engine": "torch", "schedule": "1f1b"}
     one = train(tmp_path / "job", builder="wrong_steps:pipeline_with_loose_ends", **case)
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, ENGINES["torch"].loss_tolerance))
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("torch").allowed))
 
 
 def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """Tensor-parallel ranks cut query, key and value as if the three were one block of columns."""
     one = train(tmp_path / "job", builder="wrong_steps:tensor_parallel_with_mixed_heads", mesh="tp2", engine="torch")
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, ENGINES["torch"].loss_tolerance))
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("torch").allowed))
 
 
 def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import samples
 
-from bench_tests import pictures
+from bench_tests.results import plots as pictures
 from bench_tests.strategies import PLAIN_DDP
 from bench_tests.test_ddp_scaling import smoke
 from pytest_trainbench.record import Launch, Record, dump
 
 pytest.importorskip("plotly")
 
-STEP = "bench_tests.training:train_step"
+STEP = "bench_tests.steps.train:train_step"
 
 
 def ddp(strategy: str, mesh: str, samples_per_s: float, *, model: str = "resnet50", micro_batch: int = 32) -> Record:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests import training
 from bench_tests.models import Model, find_model
+from bench_tests.steps import train as training
 from bench_tests.strategies import STRATEGIES
 from benchmarks.planted import faults, page, runs
 from pytest_trainbench import Step

@@ -12,10 +12,11 @@ from ranks import launched, start
 from recorded_steps import Again
 from torch import Tensor
 
-from bench_tests.cuda_graph import Recording
 from bench_tests.engines import ENGINES
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.tolerances import tolerance
+from bench_tests.training.cuda_graph import Recording
+from bench_tests.training.recipe import Recipe, Trainee
 from pytest_trainbench.reduce import loss_fault
 
 ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
@@ -31,18 +32,21 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("strategy", ROWS)
 def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(strategy: str, tmp_path: Path) -> None:
     row = ROWS[strategy]
-    _, last = row.loss_steps
+    allowed = tolerance(strategy)
+    _, last = allowed.steps
     assert last > row.options["eager_steps"] + 2, "else what is compared was not replayed"
     how = {**WORK, "warmup": 8, "steps": last}
     (tmp_path / "reference").mkdir()
     truth = launched(
-        start(tmp_path / "reference", "bench_tests.training:train_step", strategy="reference", micro_batches=2, **how)
+        start(
+            tmp_path / "reference", "bench_tests.steps.train:train_step", strategy="reference", micro_batches=2, **how
+        )
     )
     (tmp_path / "ours").mkdir()
     ended = start(tmp_path / "ours", "recorded_steps:train", mesh="dp2", strategy=strategy, **how)
     one = launched(ended)
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses[:last], truth.losses, row.loss_tolerance) is None
+    assert loss_fault(one.losses[:last], truth.losses, allowed.allowed) is None
     assert one.metrics["flops_per_step"] == truth.metrics["flops_per_step"]
 
 

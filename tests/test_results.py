@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from samples import MIB, case, failed, launch, record
 
-from bench_tests import baselines, results
 from bench_tests.engines import ENGINES
-from bench_tests.results import Listed, page
+from bench_tests.results import page as results
+from bench_tests.results import stored as baselines
+from bench_tests.results.page import Listed, page
 from bench_tests.tables.parallel_3d import parallel_3d
 from pytest_trainbench.record import Record, read_record
 from pytest_trainbench.stale import Stale
@@ -103,7 +104,7 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
 
 def test_cases_of_a_device_are_known_without_it() -> None:
     """Two suites that run one configuration are seen to, in the formats of that device and on any number of it."""
-    ask = "import json; from bench_tests.results import collected as c; print(json.dumps(c('h200'), default=vars))"
+    ask = "import json; from bench_tests.results.page import collected as c; print(json.dumps(c('h200'), default=vars))"
     listed = json.loads(said("-c", ask))
     rows = {name: row["case"] for name, row in listed.items()}
     tf32 = "train_step(micro_batch=16, model=bert-base, precision=tf32, sequence=512, strategy=ddp-fp32) @ dp4"
@@ -114,7 +115,7 @@ def test_cases_of_a_device_are_known_without_it() -> None:
 
 def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
     document = ROOT / "docs" / "results-h200.md"
-    assert said("-m", "bench_tests.results", "h200") == document.read_text(encoding="utf-8"), (
+    assert said("-m", "bench_tests.results.page", "h200") == document.read_text(encoding="utf-8"), (
         "it is stale: python -m bench_tests.results h200 > docs/results-h200.md"
     )
 
@@ -123,7 +124,7 @@ def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
     """So are those that do not say: nobody knows whether the suite measures the same today."""
     records = [stored(f"sharding[{mesh}]", mesh, 100.0) for mesh in ("dp1", "dp2", "dp4")]
     _, other, silent = (record.case.id for record in records)
-    code = Stale(other={other: ["bench_tests/training.py"]}, silent=frozenset({silent}), labels={})
+    code = Stale(other={other: ["bench_tests/steps/train.py"]}, silent=frozenset({silent}), labels={})
     text = page("h200", records, {}, code)
     assert (
         "Of these 3 results, 1 are of the suite's code as it is here, 1 are of other code (marked `*` in *Every row*),"

@@ -12,7 +12,7 @@ from pytest_trainbench.record import Record
 
 def stored(strategy: str, *, model: str = "gpt-1.3b", mesh: str = "dp4", fits: bool = True) -> Record:
     params = {"model": model, "precision": "tf32" if strategy == "ddp-fp32" else "bf16"}
-    of = case(mesh=mesh, builder="bench_tests.training:train_step", strategy=strategy, **params)
+    of = case(mesh=mesh, builder="bench_tests.steps.train:train_step", strategy=strategy, **params)
     memory = {"peak_allocated_bytes": 24_948 * MIB, "peak_reserved_bytes": 26_100 * MIB}
     metrics: dict[str, Any] = {"samples_per_s": 77.2, "mfu": 0.169, **memory}
     return record(launch(51.8, **metrics) if fits else failed("oom"), of=of)

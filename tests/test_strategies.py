@@ -15,9 +15,10 @@ from torch import Tensor
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import STRATEGIES
-from bench_tests.strategies.recipe import Recipe
 from bench_tests.strategies.reference import reference
-from bench_tests.strategies.units import sizes, unite
+from bench_tests.strategies.wrapping import sizes, unite
+from bench_tests.tolerances import tolerance
+from bench_tests.training.recipe import Recipe
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
 
@@ -26,7 +27,7 @@ WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}
 ON_A_CPU = {name: row for name, row in STRATEGIES.items() if not row.missing("cpu", "fp32")}
 
 
-def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.training:train_step", **params: Any) -> Launch:
+def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.steps.train:train_step", **params: Any) -> Launch:
     return launched(start(folder, builder, mesh=f"dp{dp}", **{**WORK, **params}))
 
 
@@ -113,7 +114,7 @@ def test_in_16_bits_every_strategy_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", strategy=strategy, precision=precision)
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references[precision].losses, STRATEGIES[strategy].loss_tolerance) is None
+    assert loss_fault(one.losses, references[precision].losses, tolerance(strategy).allowed) is None
 
 
 ACCUMULATED = [("fp32", 0.001, 3), ("bf16", 0.01, 2)]
@@ -231,7 +232,7 @@ def test_in_fp8_the_losses_are_the_unsharded_models_and_near_those_of_bf16(
     }
     one = train(tmp_path / "job", strategy=strategy, precision="fp8", **bert)
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, whole["fp8"].losses, STRATEGIES[strategy].loss_tolerance) is None
+    assert loss_fault(one.losses, whole["fp8"].losses, tolerance(strategy).allowed) is None
     assert loss_fault(one.losses, whole["bf16"].losses, 0.03) is None
     assert whole["fp8"].losses != whole["bf16"].losses
     assert one.metrics["flops_per_step"] == whole["bf16"].metrics["flops_per_step"]
@@ -248,6 +249,4 @@ def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch]
     runs, is quick, and trains wrong."""
     one = train(tmp_path / "job", builder="wrong_steps:sharded_ddp_with_stale_gradients", precision="fp32")
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(
-        loss_fault(one.losses, references["fp32"].losses, STRATEGIES["oss-sdp"].loss_tolerance)
-    )
+    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("oss-sdp").allowed))

@@ -19,7 +19,7 @@ SETUP = {"model": "deberta-v3-base", "sequence": 512, "precision": "fp16", "batc
 
 def of(builder: str, samples_per_s: float, *, mesh: str = "dp1", **params: Any) -> Record:
     size = {"samples": 1024 if builder == "trainer_eval" else 2048} if builder != "trainer_run" else {}
-    here = case(builder=f"bench_tests.trainer.steps:{builder}", mesh=mesh, **{**SETUP, **size, **params})
+    here = case(builder=f"bench_tests.steps.hf_trainer:{builder}", mesh=mesh, **{**SETUP, **size, **params})
     figures = {"train_samples_per_s": samples_per_s / 2}
     one = replace(launch(samples_per_s=samples_per_s, peak_allocated_bytes=700 * MIB), figures=figures)
     return record(one, one, one, of=here)
@@ -150,7 +150,9 @@ def logged(mesh: str, *factors: float, **params: Any) -> Record:
         )
         for factor in (1.0, *factors)
     ]
-    return record(*launches, of=case(builder="bench_tests.trainer.steps:trainer_run", mesh=mesh, **{**SETUP, **params}))
+    return record(
+        *launches, of=case(builder="bench_tests.steps.hf_trainer:trainer_run", mesh=mesh, **{**SETUP, **params})
+    )
 
 
 def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_its_setup() -> None:

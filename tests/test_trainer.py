@@ -14,9 +14,9 @@ import torch
 from ranks import ROOT, launched, start
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench_tests.strategies.recipe import Recipe
-from bench_tests.trainer.steps import begin_as_elsewhere
-from bench_tests.trainer.turns import Turns
+from bench_tests.steps.hf_trainer import begin_as_elsewhere
+from bench_tests.steps.turns import Turns
+from bench_tests.training.recipe import Recipe
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
@@ -26,7 +26,7 @@ WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "pr
 
 
 def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
-    return start(folder, f"bench_tests.trainer.steps:{builder}", mesh=f"dp{dp}", **{**WORK, **params})
+    return start(folder, f"bench_tests.steps.hf_trainer:{builder}", mesh=f"dp{dp}", **{**WORK, **params})
 
 
 def run(folder: Path, builder: str, *, dp: int, **params: Any) -> Launch:
@@ -114,7 +114,7 @@ def test_stopped_work_cleans_up_and_its_thread_is_gone(steps: int) -> None:
 def test_a_process_ends_with_work_that_waits_for_its_turn() -> None:
     program = """
 import itertools, torch
-from bench_tests.trainer.turns import Turns
+from bench_tests.steps.turns import Turns
 turns = Turns(lambda: [turns.pause() for _ in itertools.count()], torch.device("cpu"))
 turns.step()
 """
@@ -131,9 +131,9 @@ def plain_losses(steps: int, *, samples: int, evaluated: int = 0, lasts: int | N
     The learning rate falls to zero in the step after ``lasts`` steps; it stays where that is not given. A loss of
     the trained model on ``evaluated`` other samples comes last, where there are any.
     """
-    from bench_tests.data import POOL
     from bench_tests.models import find_model
     from bench_tests.models.bert import mask
+    from bench_tests.training.data import POOL
 
     row = find_model(WORK["model"])
     module = row.build("cpu", sequence=WORK["sequence"])
@@ -269,7 +269,7 @@ import os
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from bench_tests.trainer.steps import Work
+from bench_tests.steps.hf_trainer import Work
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
 """
@@ -314,7 +314,7 @@ def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast() -
 
 
 WHOLE_RUN = """
-from bench_tests.trainer.steps import trainer_run
+from bench_tests.steps.hf_trainer import trainer_run
 torch.cuda.device_count = lambda: 2
 work = {"model": "deberta-tiny", "precision": "fp32", "sequence": 16, "batch": 2, "accumulation": 2, "devices": 2}
 step = trainer_run(mesh, train_samples=16, eval_samples=8, epochs=2, **work)

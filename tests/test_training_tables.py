@@ -11,16 +11,16 @@ import pytest
 import torch
 from samples import MIB, failed, launch, record
 
-from bench_tests.data import token_pool
 from bench_tests.tables.mixed_precision import mixed_precision
 from bench_tests.tables.scaling import curves, loss_of_frequencies, scaling, time_to_loss
+from bench_tests.training.data import token_pool
 from pytest_trainbench.case import Case
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Launch, Record
 
 BERT = {"model": "bert-base", "sequence": 512, "micro_batch": 16}
 LARGE = {"model": "bert-large", "strategy": "zero1", "precision": "bf16", "sequence": 128, "micro_batch": 64}
-BUILDER = "bench_tests.training:train_step"
+BUILDER = "bench_tests.steps.train:train_step"
 
 
 def trained(precision: str, devices: int, *samples_per_s: float, **params: Any) -> Record:

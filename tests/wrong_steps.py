@@ -8,10 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from bench_tests.engines import torch_native
 from bench_tests.models.trainable import Trainable
-from bench_tests.parallel import parallel_step
+from bench_tests.steps.parallel import parallel_step
+from bench_tests.steps.train import train_step
 from bench_tests.strategies import fairscale, zero
-from bench_tests.strategies.recipe import Trainee
-from bench_tests.training import train_step
+from bench_tests.training.recipe import Trainee
 from pytest_trainbench import Step
 
 

@@ -1,7 +1,7 @@
 """The libraries that split one GPT along all three axes, by name. An engine is a function and its row here.
 
 A function takes the whole model, the mesh (axes ``pp``, ``dp``, ``tp``; one that is missing has one rank), the recipe
-and how a step is cut, and gives back a :class:`~bench_tests.strategies.recipe.Trainee`::
+and how a step is cut, and gives back a :class:`~bench_tests.training.recipe.Trainee`::
 
     engine(model, mesh, recipe, *, micro_batches, micro_batch, schedule, **options)
 
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import Method, recorded_row
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench import MeshShape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,8 +58,7 @@ SCHEDULES = {
 class Engine(Method):
     """``schedules`` are the keys of :data:`SCHEDULES` that it has. ``tensor_parallel`` is whether it splits layers;
     ``only_tensor_parallel``, whether the row differs from another one there alone. ``module`` must be importable for
-    the row to run, and comes with the ``extra`` of this distribution. ``loss_tolerance``: forgetting to sum the
-    gradients of embedding and head moves the losses of a small GPT by 0.008.
+    the row to run, and comes with the ``extra`` of this distribution.
     """
 
     schedules: Sequence[str]
@@ -67,7 +66,6 @@ class Engine(Method):
     only_tensor_parallel: bool = False
     module: str = "torch"
     extra: str = "suite"
-    loss_tolerance: float = 0.005
 
     def missing(self, device_kind: str, precision: str) -> str | None:
         """Why the row cannot train in this number format on devices of this kind, or what to install first; ``None``
@@ -88,9 +86,6 @@ class Engine(Method):
         return list(self.schedules) if mesh.pp > 1 else [None]
 
 
-ROUNDED_TOLERANCE = 0.05
-"""Of engines that begin from weights rounded to 16 bits, as DeepSpeed's ZeRO does."""
-
 ENGINES = {
     "torch": Engine(
         function="bench_tests.engines.torch_native:torch_native",
@@ -110,7 +105,6 @@ ENGINES = {
         schedules=("1f1b", "interleaved"),
         module="megatron.core",
         extra="megatron",
-        loss_tolerance=ROUNDED_TOLERANCE,
     ),
     "deepspeed": Engine(
         function="bench_tests.engines.deepspeed_pipeline:deepspeed_pipeline",
@@ -118,7 +112,6 @@ ENGINES = {
         schedules=("1f1b",),
         tensor_parallel=False,
         module="deepspeed",
-        loss_tolerance=ROUNDED_TOLERANCE,
     ),
 }
 

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import embedding, linear
 
-from bench_tests import deepspeed_engine
 from bench_tests.engines import axis, share_of
 from bench_tests.models.gpt import GPT
 from bench_tests.models.loss import next_token_loss
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.training import deepspeed_engine
+from bench_tests.training.recipe import Recipe, Trainee
 
 
 def deepspeed_pipeline(

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 
 from bench_tests.engines import SCHEDULES, axis
 from bench_tests.models.gpt import GPT
-from bench_tests.strategies.recipe import BETAS, LOSS_SCALE_POWER, WEIGHT_DECAY, Recipe, Trainee
+from bench_tests.training.recipe import BETAS, LOSS_SCALE_POWER, WEIGHT_DECAY, Recipe, Trainee
 
 
 def megatron(

@@ -26,7 +26,7 @@ from bench_tests.engines import SCHEDULES, axis, share_of
 from bench_tests.models.gpt import GPT
 from bench_tests.models.loss import next_token_loss
 from bench_tests.strategies import DDP_OPTIONS
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.training.recipe import Recipe, Trainee
 
 SCHEDULE_CLASSES: dict[str, Any] = {
     "gpipe": pipelining.ScheduleGPipe,

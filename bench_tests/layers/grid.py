@@ -12,7 +12,7 @@ HEADLINE_BATCH = 16
 
 
 class Run(NamedTuple):
-    """One row: parameters of :func:`bench_tests.layers.steps.layer_pass`. Its text is the row's name."""
+    """One row: parameters of :func:`bench_tests.steps.layer.layer_pass`. Its text is the row's name."""
 
     layer: str
     direction: str

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import BertConfig, GPT2Config, T5Config

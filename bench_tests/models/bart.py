@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import BartConfig, BartForConditionalGeneration

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, DebertaV2Config, DebertaV2ForMaskedLM

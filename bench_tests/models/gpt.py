@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, pad
 
-from bench_tests.data import SEED, noise_pool, token_pool
 from bench_tests.models.trainable import Trainable
+from bench_tests.training.data import SEED, noise_pool, token_pool
 
 
 class SpeechTransformer(Trainable):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from bench_tests.data import token_pool
+from bench_tests.training.data import token_pool
 
 
 class Trainable(nn.Module, ABC):

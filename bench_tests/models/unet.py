@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
-from bench_tests.data import noise_pool
 from bench_tests.models.trainable import Trainable, layer_flops
 from bench_tests.models.vision import IMAGE_POOL
+from bench_tests.training.data import noise_pool
 
 
 class UNet(Trainable):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from timm.models.vision_transformer import VisionTransformer
@@ -22,8 +22,8 @@ from timm.models.vovnet import VovNet, model_cfgs
 from torchvision.models import resnet as torchvision_resnet
 from torchvision.models.vgg import cfgs, make_layers
 
-from bench_tests.data import noise_pool, token_pool
 from bench_tests.models.trainable import Trainable, layer_flops
+from bench_tests.training.data import noise_pool, token_pool
 
 IMAGE_POOL = 2
 """Distinct global batches. Images are large, and stay on the device."""

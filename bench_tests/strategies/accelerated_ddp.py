@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee, step
+from bench_tests.training.recipe import Recipe, Trainee, step
 
 ONE_BUCKET_MB = 100_000
 """More than any model here has; DDP takes what it needs."""

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee, step
+from bench_tests.training.recipe import Recipe, Trainee, step
 
 
 def ddp(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:

@@ -10,8 +10,8 @@ from torch.optim import AdamW
 
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import fairscale_on_cpu
-from bench_tests.strategies.recipe import Recipe, Trainee, step
-from bench_tests.strategies.units import unite
+from bench_tests.strategies.wrapping import unite
+from bench_tests.training.recipe import Recipe, Trainee, step
 
 if TYPE_CHECKING:
     from fairscale.optim import OSS

@@ -19,8 +19,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee, step
-from bench_tests.strategies.units import unite
+from bench_tests.strategies.wrapping import unite
+from bench_tests.training.recipe import Recipe, Trainee, step
 
 
 def fsdp1(

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests.cuda_graph import Recording
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.training.cuda_graph import Recording
+from bench_tests.training.recipe import Recipe, Trainee
 
 
 def recorded(

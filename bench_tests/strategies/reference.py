@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee
+from bench_tests.training.recipe import Recipe, Trainee
 
 
 def reference(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, micro_batches: int) -> Trainee:

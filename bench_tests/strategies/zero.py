@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from bench_tests import deepspeed_engine
 from bench_tests.models.trainable import Trainable
-from bench_tests.strategies.recipe import Recipe, Trainee
-from bench_tests.strategies.units import unite
+from bench_tests.strategies.wrapping import unite
+from bench_tests.training import deepspeed_engine
+from bench_tests.training.recipe import Recipe, Trainee
 
 
 def zero(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP
-from bench_tests.tables.cells import beside, bound_by, devices_a_node, percent, rate, samples_per_s, shown, trained
+from bench_tests.tables.format import beside, bound_by, devices_a_node, percent, rate, samples_per_s, shown, trained
 
 if TYPE_CHECKING:
     import pandas as pd

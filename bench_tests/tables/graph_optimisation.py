@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench_tests.graphs import GRAPHS
-from bench_tests.tables.cells import (
+from bench_tests.tables.format import (
     beside,
     bound_by,
     peak_mib,

@@ -17,7 +17,7 @@ from bench_tests.layers.published import (
     THEORETICAL_TFLOPS,
     VECTOR_PRODUCT_TFLOPS,
 )
-from bench_tests.tables.cells import beside, built_by, percent, shown, text, went_well
+from bench_tests.tables.format import beside, built_by, percent, shown, text, went_well
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import tflops

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench_tests.tables.cells import (
+from bench_tests.tables.format import (
     beside,
     bound_by,
     efficiency,

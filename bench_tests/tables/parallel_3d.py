@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES, SCHEDULES
-from bench_tests.tables.cells import built_by, peak_mib, percent, rate, shown
+from bench_tests.tables.format import built_by, peak_mib, percent, rate, shown
 from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.record import Record
 

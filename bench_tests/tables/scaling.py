@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
-from bench_tests.tables.cells import bound_by, efficiency, rate, samples_per_s, shown, trained, went_well
+from bench_tests.tables.format import bound_by, efficiency, rate, samples_per_s, shown, trained, went_well
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def curves(records: Sequence[Record]) -> pd.DataFrame:
 
 def loss_of_frequencies(vocabulary: int) -> float:
     """Loss of a BERT that knows how often each token occurs and nothing else: the entropy of Zipf's law (see
-    :func:`bench_tests.data.token_pool`), and ln 2 for the next sentence."""
+    :func:`bench_tests.training.data.token_pool`), and ln 2 for the next sentence."""
     total = sum(1 / rank for rank in range(1, vocabulary + 1))
     entropy = sum(math.log(rank * total) / rank for rank in range(1, vocabulary + 1)) / total
     return entropy + math.log(2)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
-from bench_tests.tables.cells import built_by, peak_mib, percent, rate, reserved_mib, shown
+from bench_tests.tables.format import built_by, peak_mib, percent, rate, reserved_mib, shown
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench_tests.tables.cells import built_by, marked, peak_mib, rate, samples_per_s, shown, with_result
+from bench_tests.tables.format import built_by, marked, peak_mib, rate, samples_per_s, shown, with_result
 from pytest_trainbench.record import Record
 
 if TYPE_CHECKING:

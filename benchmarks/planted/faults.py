@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-from bench_tests import training
 from bench_tests.models import Model
 from bench_tests.models.trainable import Trainable
+from bench_tests.steps import train as training
 from bench_tests.strategies import DDP_OPTIONS
 from pytest_trainbench import Step
 

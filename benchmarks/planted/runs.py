@@ -18,7 +18,7 @@ from pytest_trainbench.record import read_record
 
 ROOT = Path(__file__).parents[2]
 
-PRELOAD = "bench_tests.torchvision_ops bench_tests.models.bert torch._dynamo benchmarks.planted.faults"
+PRELOAD = "bench_tests.models.torchvision_ops bench_tests.models.bert torch._dynamo benchmarks.planted.faults"
 
 ROWS = "(test_mixed_precision and not compiled and (tf32-dp1 or bf16-dp1 or bf16-dp2)) or bf16-8192"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench_tests.strategies.recipe import LOSS_SCALE_POWER, Recipe
+from bench_tests.training.recipe import LOSS_SCALE_POWER, Recipe
 
 
 def load(device: torch.device) -> Any:

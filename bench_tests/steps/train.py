@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench_tests import float8
 from bench_tests.graphs import find_graph
-from bench_tests.models import find_model
+from bench_tests.models import find_model, float8
 from bench_tests.strategies import find_strategy
-from bench_tests.strategies.recipe import Recipe
+from bench_tests.training.recipe import Recipe
 from pytest_trainbench import Step
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pytest_trainbench.hardware import rows
 
-FOLDER = Path(__file__).parent.parent / "baselines"
+FOLDER = Path(__file__).parent.parent.parent / "baselines"
 
 
 def stored(name: str) -> dict[str, list[Path]]:

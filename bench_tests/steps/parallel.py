@@ -9,8 +9,8 @@ import torch
 
 from bench_tests.engines import axis, find_engine
 from bench_tests.models import find_model
-from bench_tests.strategies.recipe import PRECISIONS, Recipe
 from bench_tests.strategies.reference import reference
+from bench_tests.training.recipe import PRECISIONS, Recipe
 from pytest_trainbench import Step
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import pandas as pd
 import pytest
 
-from bench_tests.baselines import FOLDER, stored
+from bench_tests.results.stored import FOLDER, stored
 from bench_tests.tables import tables
-from bench_tests.tables.cells import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
+from bench_tests.tables.format import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
 from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
@@ -33,7 +33,7 @@ from pytest_trainbench.session import SESSION, Session
 from pytest_trainbench.sources import Tree
 from pytest_trainbench.stale import Stale, look
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 VERSIONS = (
     "torch", "cuda", "nccl", "driver", "deepspeed", "fairscale", "transformers", "accelerate", "megatron-core",
@@ -268,7 +268,3 @@ def main(family: str) -> None:
     records = [read_record(path) for paths in kinds.values() for path in paths]
     code = look(records, Tree.of(ROOT))
     sys.stdout.write(page(family, records, collected(family), code))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bench_tests.cuda_graph import Recording
 from bench_tests.layers import COUNTINGS, DIRECTIONS, find_layer, find_mode
 from bench_tests.layers.transformer import TransformerLayer
-from bench_tests.strategies.recipe import PRECISIONS
+from bench_tests.training.cuda_graph import Recording
+from bench_tests.training.recipe import PRECISIONS
 from pytest_trainbench import Step
 
 if TYPE_CHECKING:

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-import bench_tests.torchvision_ops  # noqa: F401
+import bench_tests.models.torchvision_ops  # noqa: F401
 
 # isort: split
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
-from bench_tests.data import POOL
 from bench_tests.models import find_model
 from bench_tests.models.bert import Deberta, mask
-from bench_tests.strategies.recipe import LOSS_SCALE_POWER, PRECISIONS
-from bench_tests.trainer.turns import Turns
+from bench_tests.steps.turns import Turns
+from bench_tests.training.data import POOL
+from bench_tests.training.recipe import LOSS_SCALE_POWER, PRECISIONS
 from pytest_trainbench import Step
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ PRECISIONS = {
 
 FORMATS = {**PRECISIONS, "fp8": torch.bfloat16}
 """The same for training under a strategy, where fp8 is that of the blocks' linear layers, which round further what they
-are given (see :mod:`bench_tests.float8`); all else is bf16."""
+are given (see :mod:`bench_tests.models.float8`); all else is bf16."""
 
 LOSS_SCALE_POWER = 12
 """fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow,

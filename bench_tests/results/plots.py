@@ -1,7 +1,7 @@
 """What is better drawn than listed, as one HTML page that needs no network; ``pip install -e ".[pictures]"`` first.
 
-python -m bench_tests.pictures h200 > pictures.html      # of the stored baselines
-python -m bench_tests.pictures results/ > pictures.html  # of a folder that --results wrote
+python -m bench_tests.results.plots h200 > pictures.html      # of the stored baselines
+python -m bench_tests.results.plots results/ > pictures.html  # of a folder that --results wrote
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench_tests.baselines import stored
+from bench_tests.results.stored import stored
 from bench_tests.tables import ddp_scaling, scaling
 from pytest_trainbench.record import Record, read_record
 

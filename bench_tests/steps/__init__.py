@@ -1,0 +1,1 @@
+"""The step builders: what a test names, and each rank calls."""

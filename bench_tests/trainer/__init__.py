@@ -1,1 +1,0 @@
-"""Training through transformers' own ``Trainer``."""
