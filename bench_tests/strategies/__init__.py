@@ -49,8 +49,8 @@ class Method:
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Method):
     """``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
-    ``micro_batches``. ``gates``: limits of metrics that cannot be had as tight as the others', as the marker ``gate`` takes
-    them.
+    ``micro_batches``. ``gates``: limits of metrics that cannot be had as tight as the others', as the marker ``gate``
+    takes them.
     """
 
     amp: bool = True
