@@ -297,13 +297,6 @@ def test_the_loss_of_a_model_falls_steadily(name: str) -> None:
     assert leap(losses) < LEAP, losses
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "hf_Bart-tiny", "vgg16-tiny"])
-def test_weights_begin_as_numbers_that_16_bits_hold(name: str) -> None:
-    """A strategy that trains 16-bit weights begins where the unsharded model does."""
-    model = find_model(name).build("cpu", **SMOKE[name][1])
-    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in model.parameters())
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 def test_a_language_models_loss_is_in_fp32(autocast: bool) -> None:
     scores, labels = torch.randn(2, 3, 50).bfloat16(), torch.tensor([[1, -100, 3], [4, 5, -100]])
