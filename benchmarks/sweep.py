@@ -2,7 +2,7 @@
 
     python -m benchmarks.sweep --side-by-side 3 bench_tests --hw h200 --devices 2
 
-Arguments after the first path go to pytest. Rows run in several sessions at once, so that times mean nothing and are not
+All other arguments go to pytest. Rows run in several sessions at once, so that times mean nothing and are not
 reported. Counts, memory and losses do not depend on neighbours. Ends with 1 where a row is wrong.
 """
 
