@@ -12,7 +12,8 @@ from benchmarks.sweep import Ended, deal, deviations, outcomes, unsteady, wrong
 JUNIT = """<testsuites><testsuite>
 <testcase name="test_sharding[zero1-dp2]"><properties><property name="trainbench_outcome" value="invalid"/></properties>
 <failure message="Failed: invalid: it trains wrong&#10;more">text</failure></testcase>
-<testcase name="test_sharding[ddp-dp2]"><properties><property name="trainbench_outcome" value="ok"/></properties></testcase>
+<testcase name="test_sharding[ddp-dp2]"><properties>
+<property name="trainbench_outcome" value="ok"/></properties></testcase>
 <testcase name="test_sharding[ddp-dp4]"><skipped message="needs 4 devices, has 2"/></testcase>
 <testcase><error message="interrupted"/></testcase>
 </testsuite></testsuites>"""
