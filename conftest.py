@@ -16,7 +16,7 @@ from pytest_trainbench.plugin import device_kind, is_case
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.record import Record
+    from pytest_trainbench.schema.record import Record
 
 PROFILES = ("smoke", "seed")
 """smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""

@@ -14,17 +14,18 @@ import pytest_trainbench
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
 LADDER = (
+    "schema",
     # The words everyone shares.
-    "mesh",
-    "case",
-    "step",
+    "schema.mesh",
+    "schema.case",
+    "schema.step",
     "sources",
-    "record",
+    "schema.record",
     "hardware",
-    "conditions",
+    "schema.conditions",
     "git",
     # From what a rank saw to a verdict.
-    "metrics",
+    "schema.metrics",
     "reduce",
     "flops",
     "counts",
@@ -179,12 +180,12 @@ else:
 class A:
     import scipy
     def f(self):
-        from pytest_trainbench.case import Case
+        from pytest_trainbench.schema.case import Case
 try:
     import pytest
 except ImportError:
     pass
 """
-    assert ours(everywhere(source)) == {"baseline", "__init__", "report.rows", "case"}
+    assert ours(everywhere(source)) == {"baseline", "__init__", "report.rows", "schema.case"}
     assert roots(on_import(source)) == {"torch", "pytest_trainbench", "json", "scipy", "pytest"}
     assert "pandas" in roots(everywhere(source))

@@ -11,7 +11,7 @@ import pytest
 from samples import case, failed, launch, record
 
 from pytest_trainbench.baseline import Saved, count, load, merge, path_of
-from pytest_trainbench.record import Record, dump, read_record
+from pytest_trainbench.schema.record import Record, dump, read_record
 
 HW = "h200-sxm"
 FIRST, SECOND = case(strategy="zero1"), case(strategy="zero2")

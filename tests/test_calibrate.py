@@ -20,11 +20,11 @@ from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.metrics import Gates
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import NO_GATES, Here, Runner
+from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.worker import Job
 
 Step = Callable[[int], float]

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from samples import case, trace
 
-from pytest_trainbench import conditions, launch
-from pytest_trainbench.conditions import (
+from pytest_trainbench import launch
+from pytest_trainbench.reduce import reduce
+from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.conditions import (
     CONDITIONS,
     REASONS,
     SCATTERED,
@@ -31,7 +33,6 @@ from pytest_trainbench.conditions import (
     scattered,
     worst,
 )
-from pytest_trainbench.reduce import reduce
 from pytest_trainbench.worker import Job
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

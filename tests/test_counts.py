@@ -10,7 +10,7 @@ from ranks import start
 from torch.profiler import ExecutionTraceObserver
 
 from pytest_trainbench import counts
-from pytest_trainbench.record import Trace
+from pytest_trainbench.schema.record import Trace
 
 
 def traces(folder: Path, builder: str, *, mesh: str = "dp1") -> tuple[Trace, ...]:

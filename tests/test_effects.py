@@ -7,8 +7,8 @@ from typing import Any
 
 from samples import MIB, case, failed, launch, record
 
-from pytest_trainbench.record import Record
 from pytest_trainbench.report import effects
+from pytest_trainbench.schema.record import Record
 
 
 def of(samples_per_s: float, *, mesh: str = "dp1", mib: int = 100, **params: Any) -> Record:

@@ -11,7 +11,7 @@ from samples import trace
 from pytest_trainbench import energy, measure
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.reduce import reduce
-from pytest_trainbench.step import Step
+from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from pytest_trainbench.hardware import (
     resolve,
     tidy_cpu_name,
 )
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.schema.step import DTYPES
 
 MIB = 2**20
 CPU = Found(cpu_model="Intel(R) Xeon(R) Platinum 8481C CPU @ 2.00GHz", cores=2, cpu_memory_bytes=64 * 2**30)

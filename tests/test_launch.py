@@ -16,14 +16,14 @@ import pytest
 import torch
 from ranks import TURN, preload
 
-from pytest_trainbench import conditions
 from pytest_trainbench import launch as launching
-from pytest_trainbench.case import Case
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import STARTING
 from pytest_trainbench.reduce import loss_fault, reduce
+from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import STARTING
 from pytest_trainbench.worker import Job, failure_kind
 
 HERE = str(Path(__file__).parent)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 
 from pytest_trainbench import measure
 from pytest_trainbench.measure import Plan, Timing, digest
-from pytest_trainbench.step import Step
+from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")
 QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)

@@ -21,16 +21,16 @@ from samples import case, trace
 
 from pytest_trainbench import launch as launching
 from pytest_trainbench import nodes
-from pytest_trainbench.case import Case
 from pytest_trainbench.causes import unlike
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment, capture, mismatches
 from pytest_trainbench.hardware import resolve
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
 from pytest_trainbench.nodes import Lead
 from pytest_trainbench.reduce import reduce
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.settings import read
 from pytest_trainbench.worker import Job
 

@@ -17,14 +17,14 @@ import pytest
 from samples import case, failed, launch, record, trace
 
 from pytest_trainbench import baseline, runner, settings
-from pytest_trainbench.case import Case
 from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Runner
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.worker import Job
 
 HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)

@@ -19,10 +19,10 @@ from test_against import git
 from test_launch import HERE, QUICK
 
 from pytest_trainbench.against import find
-from pytest_trainbench.case import Case
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.side import THIS_SIDE, Message, SideProcess, _listen, sides
 from pytest_trainbench.worker import Job
 

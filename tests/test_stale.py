@@ -12,7 +12,7 @@ import pytest
 from samples import case, record
 
 from pytest_trainbench import baseline, stale
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.sources import Tree
 from pytest_trainbench.stale import left_main, look, main
 

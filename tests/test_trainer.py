@@ -18,8 +18,8 @@ from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
 from bench_tests.trainer.turns import Turns
 from pytest_trainbench.launch import Ended
-from pytest_trainbench.record import Launch
 from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.schema.record import Launch
 
 CPU = torch.device("cpu")
 WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}

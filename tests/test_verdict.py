@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from samples import MIB, failed, launch, metric, near, record, steps, trace
 
-from pytest_trainbench.metrics import METRICS, gates, host_bound
 from pytest_trainbench.noise import CLIPPED, Prior, compare
-from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.reduce import reduce
+from pytest_trainbench.schema.metrics import METRICS, gates, host_bound
+from pytest_trainbench.schema.record import LAUNCH_OUTCOMES, Record, as_stored
 from pytest_trainbench.verdict import (
     ANOTHER_HOST,
     ERROR_MOST,

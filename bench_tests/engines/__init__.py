@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from bench_tests.strategies import Method, recorded_row
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.mesh import MeshShape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -2,7 +2,7 @@
 
 from pytest_trainbench.frame import load, load_history
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.step import Step
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.step import Step
 
 __all__ = ["MeshShape", "Plan", "Step", "load", "load_history"]

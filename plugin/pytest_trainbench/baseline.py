@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_trainbench.case import Case
-from pytest_trainbench.record import Record, dump, read_record
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Record, dump, read_record
 
 KEPT_OUTCOMES = ("ok", "oom")
 """What may become a baseline. Running out of memory is a result; a crash or an invalid run is none."""

@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_trainbench.conditions import CONDITIONS, Condition, Conditions, Lost, Present, Rate, worst
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import host_bound
-from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, Lost, Present, Rate, worst
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.record import Launch, Record
 
 EXPLAINS_LEAST = 0.5
 """Share of a slowdown (of its logarithm) that a cause must be able to account for. Less would excuse changes of code;
@@ -59,7 +59,7 @@ class Moods:
 
 def unlike(now: Conditions, before: Conditions, *, places: Collection[str] = ("host", "device")) -> list[Cause]:
     """Conditions that were worse than the baseline's, of these ``places``; each by its rule in
-    :data:`~pytest_trainbench.conditions.CONDITIONS`."""
+    :data:`~pytest_trainbench.schema.conditions.CONDITIONS`."""
     found = []
     for name, condition in CONDITIONS.items():
         values = now.get(name)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench.conditions import worst
 from pytest_trainbench.history import read_runs
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.schema.conditions import worst
+from pytest_trainbench.schema.record import Record, read_record
 
 if TYPE_CHECKING:
     import pandas as pd

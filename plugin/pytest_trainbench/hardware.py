@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.schema.step import DTYPES
 
 _ID = r"[a-z0-9]+(-[a-z0-9]+)*"
 
@@ -190,7 +190,7 @@ class Hardware:
     def peak_tflops(self, dtype: str) -> float | None:
         """Dense peak of one device in TFLOPS; ``None`` where no source gives one, never a guess.
 
-        Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.step.DTYPES`.
+        Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.schema.step.DTYPES`.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
@@ -210,7 +210,7 @@ class Hardware:
         """Whether the device multiplies matrices of ``dtype``: from its row, or for a CPU and for a device that is not
         in the table, from what all of its kind have. All have fp32, also where no source gives a peak.
 
-        Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.step.DTYPES`.
+        Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.schema.step.DTYPES`.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")

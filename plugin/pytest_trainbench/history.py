@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.environment import Difference, Environment
-from pytest_trainbench.metrics import METRICS
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.metrics import METRICS
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.sources import overall
 
 SCHEMA = 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.record import Record
+    from pytest_trainbench.schema.record import Record
 
 
 def pytest_trainbench_tables(records: Sequence[Record]) -> Mapping[str, pd.DataFrame]:  # type: ignore[empty-body]

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pytest_trainbench import conditions, worker
-from pytest_trainbench.record import Trace
+from pytest_trainbench import worker
+from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.sources import union
 
 GRACE_S = 10.0
@@ -71,8 +72,8 @@ class Ended:
 
     ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
     of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
-    while rank 0 timed its steps (:class:`pytest_trainbench.conditions.Watch`). ``code``: fingerprints of the project's
-    files that its ranks imported, by path.
+    while rank 0 timed its steps (:class:`pytest_trainbench.schema.conditions.Watch`). ``code``: fingerprints of the
+    project's files that its ranks imported, by path.
     """
 
     traces: tuple[Trace, ...] = ()

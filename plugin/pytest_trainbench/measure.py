@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import conditions, counts, energy, flops, parts
-from pytest_trainbench.step import Step
+from pytest_trainbench import counts, energy, flops, parts
+from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.step import Step
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Of one rank; see :class:`pytest_trainbench.record.Trace` for the fields."""
+    """Of one rank; see :class:`pytest_trainbench.schema.record.Trace` for the fields."""
 
     step_ms: list[float]
     losses: list[float | None]

@@ -32,7 +32,6 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_trainbench.case import Case
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment, capture, differences, digest, mismatches
 from pytest_trainbench.hardware import Hardware, resolve
@@ -50,7 +49,8 @@ from pytest_trainbench.launch import (
     run_ranks,
     start_fork_server,
 )
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.settings import port_number
 from pytest_trainbench.verdict import fact
 from pytest_trainbench.worker import FILES, JOB, TRACE, Job

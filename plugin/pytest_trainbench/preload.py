@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from pytest_trainbench.conditions import scattered
 from pytest_trainbench.launch import PRELOAD_VARIABLE
+from pytest_trainbench.schema.conditions import scattered
 
 
 def _preload() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from types import MappingProxyType
 
-from pytest_trainbench import conditions
-from pytest_trainbench.metrics import METRICS, Window, counted_collectives, counted_flops
-from pytest_trainbench.record import Launch, Trace
+from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.metrics import METRICS, Window, counted_collectives, counted_flops
+from pytest_trainbench.schema.record import Launch, Trace
 
 FLOPS_AGREEMENT = 0.01
 """Largest fraction by which the formula and the counter may differ."""

@@ -17,16 +17,16 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from pytest_trainbench import baseline, sources
-from pytest_trainbench.case import Case
 from pytest_trainbench.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import METRICS, Counted, Gates
-from pytest_trainbench.record import Launch, Record
 from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
+from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
 from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
 from pytest_trainbench.worker import Job

@@ -21,10 +21,10 @@ from pytest_trainbench.against import Other
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve, rows
-from pytest_trainbench.metrics import Gates
-from pytest_trainbench.record import Record, dump
 from pytest_trainbench.report import calibration, cost, effects, trend
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.metrics import Gates
+from pytest_trainbench.schema.record import Record, dump
 from pytest_trainbench.sources import Tree, overall
 from pytest_trainbench.turned import Turned, turned
 

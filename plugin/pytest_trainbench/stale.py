@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trainbench import baseline
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.sources import Tree, differing
 
 SHOWN = 20

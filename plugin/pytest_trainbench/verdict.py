@@ -12,9 +12,9 @@ from typing import Any
 
 from pytest_trainbench import causes, environment
 from pytest_trainbench.causes import Cause
-from pytest_trainbench.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, expected, learned, paired
-from pytest_trainbench.record import Launch, Record, as_stored
+from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
+from pytest_trainbench.schema.record import Launch, Record, as_stored
 
 OUTCOMES: dict[str, str] = {
     "ok": "passes",

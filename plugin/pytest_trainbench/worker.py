@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench import imports, measure
 from pytest_trainbench.against import check_modules
-from pytest_trainbench.case import Case
 from pytest_trainbench.delay import slowed
-from pytest_trainbench.record import Trace
-from pytest_trainbench.step import Step
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Trace
+from pytest_trainbench.schema.step import Step
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_trainbench.hardware import Price
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import devices, mib
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

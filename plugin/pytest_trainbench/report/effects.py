@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import devices, signed
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.calibration import Calibration
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import Verdict
 

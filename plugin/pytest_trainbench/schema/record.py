@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.case import Case
+from pytest_trainbench.schema.case import Case
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the version before."""
@@ -31,8 +31,8 @@ class Trace:
     (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. collectives: calls and bytes of one step by kind, ``None``
     where they could not be counted. compilations: see :func:`pytest_trainbench.counts.compilations`. energy_j: taken by
     this rank's device in all timed steps, ``None`` where it has no counter. host: what its host counted meanwhile
-    (:func:`pytest_trainbench.conditions.counters`). figures: what the step said of itself. devices: that this rank
-    keeps busy. phases_s: seconds by phase.
+    (:func:`pytest_trainbench.schema.conditions.counters`). figures: what the step said of itself. devices: that this
+    rank keeps busy. phases_s: seconds by phase.
     """
 
     rank: int
@@ -74,8 +74,9 @@ class Launch:
     step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
     steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
     ``collectives`` are calls and bytes of one step by kind, all ranks added up. ``conditions`` are what it ran under
-    (:data:`pytest_trainbench.conditions.CONDITIONS`). losses are the mean over data-parallel ranks, from the first step
-    on, up to the first that is not finite: every number here is. ``reason`` says why ``outcome`` is not ``ok``.
+    (:data:`pytest_trainbench.schema.conditions.CONDITIONS`). losses are the mean over data-parallel ranks, from the
+    first step on, up to the first that is not finite: every number here is. ``reason`` says why ``outcome`` is not
+    ``ok``.
     """
 
     outcome: str = "ok"

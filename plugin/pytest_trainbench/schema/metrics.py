@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_trainbench.record import Record, Trace
+from pytest_trainbench.schema.record import Record, Trace
 
 
 @dataclass(frozen=True, kw_only=True)

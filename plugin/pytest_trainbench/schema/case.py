@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.mesh import MeshShape
 
 
 @dataclass(frozen=True, kw_only=True)
