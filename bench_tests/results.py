@@ -24,13 +24,13 @@ from bench_tests.tables import tables
 from bench_tests.tables.cells import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
 from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
 from pytest_trainbench.hardware import rows as accelerators
+from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Record, read_record
 from pytest_trainbench.session import SESSION, Session
-from pytest_trainbench.sources import Tree
 from pytest_trainbench.stale import Stale, look
 
 ROOT = Path(__file__).parent.parent

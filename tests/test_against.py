@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trainbench.against import Checkout, Other, check_modules, find, import_path
-from pytest_trainbench.git import git as plain_git
+from pytest_trainbench.project.git import git as plain_git
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -14,16 +14,19 @@ import pytest_trainbench
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
 LADDER = (
+    "project",
+    "project.git",
+    "project.rootdir",
+    "project.sources",
+    "project.name",
     "schema",
     # The words everyone shares.
     "schema.mesh",
     "schema.case",
     "schema.step",
-    "sources",
     "schema.record",
     "hardware",
     "schema.conditions",
-    "git",
     # From what a rank saw to a verdict.
     "schema.metrics",
     "reduce",
@@ -38,7 +41,6 @@ LADDER = (
     "environment",
     "against",
     "stale",
-    "project",
     "history",
     "noise",
     "causes",
@@ -46,7 +48,6 @@ LADDER = (
     "drift",
     "turned",
     "settings",
-    "rootdir",
     "frame",
     # Text.
     "report",

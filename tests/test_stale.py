@@ -12,8 +12,8 @@ import pytest
 from samples import case, record
 
 from pytest_trainbench import baseline, stale
+from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.schema.record import Record
-from pytest_trainbench.sources import Tree
 from pytest_trainbench.stale import left_main, look, main
 
 FILES = {"models.py": 'MODELS = {"a": Model(1), "b": Model(2)}\n', "steps.py": "STEP = 1\n"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.git import environ, git
+from pytest_trainbench.project.git import environ, git
 
 OLDEST_PYTHON = (3, 10)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.environment import Difference, Environment
+from pytest_trainbench.project.sources import overall
 from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.schema.record import Record
-from pytest_trainbench.sources import overall
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the version before."""
@@ -70,8 +70,8 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One file. ``project``: its name as :func:`pytest_trainbench.project.name` has it, empty in older files.
-    ``drifted``: ids of the cases that a drift was said of."""
+    """One file. ``project``: its name as :func:`pytest_trainbench.project.name.project_name` has it, empty in older
+    files. ``drifted``: ids of the cases that a drift was said of."""
 
     path: Path
     started: datetime

@@ -18,7 +18,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 
-from pytest_trainbench.sources import fingerprint
+from pytest_trainbench.project.sources import fingerprint
 
 PACKAGE = __name__.partition(".")[0]
 """The harness: its version is recorded with the environment."""

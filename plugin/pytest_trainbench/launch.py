@@ -25,9 +25,9 @@ from typing import Any
 from unittest import mock
 
 from pytest_trainbench import worker
+from pytest_trainbench.project.sources import union
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.record import Trace
-from pytest_trainbench.sources import union
 
 GRACE_S = 10.0
 """How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""

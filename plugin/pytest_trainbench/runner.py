@@ -16,11 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pytest_trainbench import baseline, sources
+from pytest_trainbench import baseline
 from pytest_trainbench.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
+from pytest_trainbench.project import sources
 from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case

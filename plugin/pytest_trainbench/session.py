@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, causes, drift, history, project, settings, stale
+from pytest_trainbench import against, baseline, causes, drift, history, settings, stale
 from pytest_trainbench.against import Other
 from pytest_trainbench.detect import find
 from pytest_trainbench.environment import Environment
 from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.project.name import project_name
+from pytest_trainbench.project.sources import Tree, overall
 from pytest_trainbench.report import calibration, cost, effects, trend
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
-from pytest_trainbench.sources import Tree, overall
 from pytest_trainbench.turned import Turned, turned
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Session:
             if self.settings.history is not None and not self.settings.calibrate and before is None:
                 self.log = history.Log(
                     self.settings.history,
-                    project=project.name(self.config.rootpath, self.settings.project),
+                    project=project_name(self.config.rootpath, self.settings.project),
                     hardware=self.hardware.id,
                     environment=now.environment.to_json(),
                     started=datetime.now(timezone.utc),

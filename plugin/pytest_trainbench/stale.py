@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trainbench import baseline
+from pytest_trainbench.project.sources import Tree, differing
 from pytest_trainbench.schema.record import Record
-from pytest_trainbench.sources import Tree, differing
 
 SHOWN = 20
 """Rows that are named; of all others there is a number."""

@@ -13,12 +13,12 @@ from tabulate import tabulate
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.causes import typical
 from pytest_trainbench.environment import Difference
+from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
-from pytest_trainbench.sources import differing
 from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
-from pytest_trainbench.environment import digest
-from pytest_trainbench.git import git
+from pytest_trainbench.project.git import git
 
-READABLE = 40
-"""Characters of a name that are for people; the digest after them tells projects apart."""
+READABLE, DIGITS = 40, 8
+"""Characters of a name that are for people, and hexadecimal digits of SHA-256 that tell projects apart."""
 
 
-def name(root: Path, given: str = "") -> str:
+def project_name(root: Path, given: str = "") -> str:
     """The project at ``root`` as the name of a folder: ``<its last word>-<eight hex digits>``.
 
     ``given``, where the user names the project, is all that counts. Otherwise a project is a repository and the place
@@ -22,7 +22,8 @@ def name(root: Path, given: str = "") -> str:
     """
     identity = given or _repository(root) or str(root.resolve())
     word = re.sub(r"[^\w.-]+", "-", Path(identity).name, flags=re.ASCII)[:READABLE]
-    return f"{word.lstrip('.-') or 'project'}-{digest([identity])}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:DIGITS]
+    return f"{word.lstrip('.-') or 'project'}-{digest}"
 
 
 def repository_of(url: str, folder: Path) -> str:
