@@ -26,6 +26,7 @@ LADDER = (
     "schema.step",
     "schema.record",
     "hardware",
+    "hardware.catalog",
     "schema.conditions",
     # From what a rank saw to a verdict.
     "schema.metrics",
@@ -37,8 +38,8 @@ LADDER = (
     "energy",
     "measure",
     "baseline",
-    "detect",
-    "environment",
+    "hardware.detect",
+    "hardware.environment",
     "against",
     "stale",
     "history",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from samples import MIB, case, failed, launch, record
 
-from pytest_trainbench.hardware import Price
+from pytest_trainbench.hardware.catalog import Price
 from pytest_trainbench.report import cost
 from pytest_trainbench.schema.record import Record
 

@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from pytest_trainbench.drift import NIGHTS_MOST, SPLITS, Drift, Watch, _above, _chances, needed, nights, rise, watch
-from pytest_trainbench.environment import Environment
+from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.history import Entry, Run
 from pytest_trainbench.report.trend import lines
 

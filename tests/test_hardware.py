@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.hardware import (
+from pytest_trainbench.hardware.catalog import (
     MEMORY_TOLERANCE,
     TABLE,
     Accelerator,
@@ -371,6 +371,8 @@ def test_found_refuses_nonsense(change: dict[str, Any]) -> None:
 
 
 def test_importing_needs_no_torch() -> None:
-    modules = "pytest_trainbench.hardware, pytest_trainbench.detect, pytest_trainbench.environment"
+    modules = (
+        "pytest_trainbench.hardware.catalog, pytest_trainbench.hardware.detect, pytest_trainbench.hardware.environment"
+    )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

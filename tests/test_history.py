@@ -13,7 +13,7 @@ import pytest
 from samples import case, failed, launch, record
 
 from pytest_trainbench import load_history
-from pytest_trainbench.environment import Environment
+from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.history import Entry, Log, Run, read_run, read_runs
 
 ENVIRONMENT = Environment(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.hardware import Price
+from pytest_trainbench.hardware.catalog import Price
 from pytest_trainbench.settings import HISTORY, ONLY_INI, OPTIONS, Settings, flag, fraction, gigabytes, read
 
 ROOT = Path("/project")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from samples import case, launch, record
 
-from pytest_trainbench.environment import Environment
+from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.history import Entry, Run
 from pytest_trainbench.report import terminal
 from pytest_trainbench.report.rows import Row

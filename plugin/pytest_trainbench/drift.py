@@ -20,7 +20,7 @@ from functools import cache
 from itertools import accumulate, count
 from types import MappingProxyType
 
-from pytest_trainbench.environment import Difference, Environment, differences
+from pytest_trainbench.hardware.environment import Difference, Environment, differences
 from pytest_trainbench.history import Run, own_code
 from pytest_trainbench.schema.metrics import METRICS, Gates, Relative, Statistical
 from pytest_trainbench.verdict import ERROR_MOST, Policy

@@ -18,7 +18,7 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.environment import Difference, Environment
+from pytest_trainbench.hardware.environment import Difference, Environment
 from pytest_trainbench.project.sources import overall
 from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.schema.record import Record

@@ -18,9 +18,9 @@ import pytest
 
 from pytest_trainbench import against, baseline, causes, drift, history, settings, stale
 from pytest_trainbench.against import Other
-from pytest_trainbench.detect import find
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.hardware.catalog import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.hardware.detect import find
+from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.project.name import project_name
 from pytest_trainbench.project.sources import Tree, overall
 from pytest_trainbench.report import calibration, cost, effects, trend
@@ -147,7 +147,7 @@ class Session:
 
     def _here(self) -> dict[str, Any]:
         """What this process is, and what ranks that it starts can import."""
-        from pytest_trainbench.environment import capture
+        from pytest_trainbench.hardware.environment import capture
 
         return {
             "environment": capture(self.hardware, self.config.rootpath, environ=self.environ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from pytest_trainbench.hardware import Price
+from pytest_trainbench.hardware.catalog import Price
 
 HISTORY = user_data_path("pytest-trainbench", appauthor=False) / "history"
 """A runner's workspace is wiped, its user's data is not."""

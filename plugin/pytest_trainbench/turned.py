@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pytest_trainbench.environment import Difference, Environment, differences
+from pytest_trainbench.hardware.environment import Difference, Environment, differences
 from pytest_trainbench.history import Run, own_code
 from pytest_trainbench.verdict import OUTCOMES
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pytest_trainbench import causes, environment
+from pytest_trainbench import causes
 from pytest_trainbench.causes import Cause
+from pytest_trainbench.hardware import environment
 from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, expected, learned, paired
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Launch, Record, as_stored

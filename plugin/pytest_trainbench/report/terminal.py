@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from pytest_trainbench.baseline import Saved
 from pytest_trainbench.causes import typical
-from pytest_trainbench.environment import Difference
+from pytest_trainbench.hardware.environment import Difference
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table

@@ -116,8 +116,8 @@ class Record:
     """All launches of one case in one session, with what is needed to compare them later.
 
     ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the
-    hardware id, ``environment`` as :class:`pytest_trainbench.environment.Environment` gives it. ``code`` has a digest
-    of each of the project's files that the ranks imported, by path relative to the project's root
+    hardware id, ``environment`` as :class:`pytest_trainbench.hardware.environment.Environment` gives it. ``code`` has a
+    digest of each of the project's files that the ranks imported, by path relative to the project's root
     (:mod:`pytest_trainbench.project.sources`); empty in older files.
     """
 

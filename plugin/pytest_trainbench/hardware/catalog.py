@@ -1,6 +1,6 @@
 """What the devices are: one row per accelerator, and the choice of one by ``--hw``.
 
-Nothing here looks at a machine: :mod:`pytest_trainbench.detect` does, and hands over a :class:`Found`.
+Nothing here looks at a machine: :mod:`pytest_trainbench.hardware.detect` does, and hands over a :class:`Found`.
 """
 
 from __future__ import annotations
