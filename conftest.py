@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.plugin import device_kind, is_case
 

@@ -22,8 +22,9 @@ import pytest
 from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.cells import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
-from pytest_trainbench.hardware.catalog import TABLE, Accelerator, Hardware
-from pytest_trainbench.hardware.catalog import rows as accelerators
+from pytest_trainbench.hardware.catalog import TABLE, Accelerator
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.hardware.resolve import rows as accelerators
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived

@@ -15,7 +15,7 @@ import pytest
 
 from bench_tests.strategies import DATA_PARALLEL, PLAIN_DDP
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 
 from bench_tests.graphs import GRAPHS, find_graph
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 WORK = {
     "smoke": {"model": "bert-tiny", "micro_batch": 4},

@@ -18,7 +18,7 @@ import pytest
 from bench_tests.models import find_model
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.measure import Plan
 
 STRATEGY = "zero1"

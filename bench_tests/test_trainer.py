@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench import MeshShape
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.measure import Plan
 
 BATCHES = {"smoke": [2], "seed": {"headline": [8], "full": [4, 8, 16], "published": [4, 8, 16]}}

@@ -27,6 +27,7 @@ LADDER = (
     "schema.record",
     "hardware",
     "hardware.catalog",
+    "hardware.resolve",
     "schema.conditions",
     # From what a rank saw to a verdict.
     "schema.metrics",

@@ -16,8 +16,8 @@ from samples import case, trace
 from pytest_trainbench import runner, settings
 from pytest_trainbench.calibrate import PLANTED, calibrate
 from pytest_trainbench.delay import slowed
-from pytest_trainbench.hardware.catalog import Hardware
 from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.report import calibration

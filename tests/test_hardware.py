@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.hardware.catalog import (
+from pytest_trainbench.hardware.catalog import TABLE, Accelerator, Price
+from pytest_trainbench.hardware.resolve import (
     MEMORY_TOLERANCE,
-    TABLE,
-    Accelerator,
     Found,
     Hardware,
     HardwareNotFound,
-    Price,
     families,
     kind_of,
     resolve,

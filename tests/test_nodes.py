@@ -22,9 +22,9 @@ from samples import case, trace
 from pytest_trainbench import launch as launching
 from pytest_trainbench import nodes
 from pytest_trainbench.causes import unlike
-from pytest_trainbench.hardware.catalog import resolve
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment, capture, mismatches
+from pytest_trainbench.hardware.resolve import resolve
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.nodes import Lead

@@ -17,8 +17,8 @@ import pytest
 from samples import case, failed, launch, record, trace
 
 from pytest_trainbench import baseline, runner, settings
-from pytest_trainbench.hardware.catalog import Hardware
 from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.report.rows import Row

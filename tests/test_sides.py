@@ -19,7 +19,7 @@ from test_against import git
 from test_launch import HERE, QUICK
 
 from pytest_trainbench.against import find
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape

@@ -32,9 +32,9 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_trainbench.hardware.catalog import Hardware, resolve
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, mismatches
+from pytest_trainbench.hardware.resolve import Hardware, resolve
 from pytest_trainbench.launch import (
     GRACE_S,
     LOG,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench import hooks, settings
-from pytest_trainbench.hardware.catalog import Hardware, HardwareNotFound, kind_of
+from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.project import rootdir
 from pytest_trainbench.reduce import LOSS_STEPS
@@ -174,7 +174,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.fixture(scope="session")
 def hardware(request: pytest.FixtureRequest) -> Hardware:
-    """What this session runs on: see :class:`pytest_trainbench.hardware.catalog.Hardware`."""
+    """What this session runs on: see :class:`pytest_trainbench.hardware.resolve.Hardware`."""
     return request.config.stash[SESSION].hardware
 
 

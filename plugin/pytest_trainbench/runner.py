@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from pytest_trainbench import baseline
-from pytest_trainbench.hardware.catalog import Hardware
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.measure import Plan
 from pytest_trainbench.project import sources

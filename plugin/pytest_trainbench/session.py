@@ -18,9 +18,9 @@ import pytest
 
 from pytest_trainbench import against, baseline, causes, drift, history, settings, stale
 from pytest_trainbench.against import Other
-from pytest_trainbench.hardware.catalog import Hardware, HardwareNotFound, resolve, rows
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
 from pytest_trainbench.project.name import project_name
 from pytest_trainbench.project.sources import Tree, overall
 from pytest_trainbench.report import calibration, cost, effects, trend

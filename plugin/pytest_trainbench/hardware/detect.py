@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.hardware.catalog import Found, HardwareNotFound, kind_of, rows
+from pytest_trainbench.hardware.resolve import Found, HardwareNotFound, kind_of, rows
 
 PROBE_TIMEOUT_S = 120
 """Importing torch from a cold disk takes tens of seconds."""

@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pytest_trainbench.hardware.catalog import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 Value = str | int | float | bool
 """What a fact is: a JSON scalar."""
