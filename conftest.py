@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.measure import Plan
 from pytest_trainbench.plugin import device_kind, is_case
+from pytest_trainbench.rank.measure import Plan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -370,7 +370,7 @@ def test_found_refuses_nonsense(change: dict[str, Any]) -> None:
 
 def test_importing_needs_no_torch() -> None:
     modules = (
-        "pytest_trainbench.hardware.catalog, pytest_trainbench.hardware.detect, pytest_trainbench.hardware.environment"
+        "pytest_trainbench.hardware.resolve, pytest_trainbench.hardware.detect, pytest_trainbench.hardware.environment"
     )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -18,13 +18,13 @@ from ranks import TURN, preload
 
 from pytest_trainbench import launch as launching
 from pytest_trainbench.launch import Ended, launch
-from pytest_trainbench.measure import Plan
+from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.rank.worker import Job, failure_kind
 from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import STARTING
-from pytest_trainbench.worker import Job, failure_kind
 
 HERE = str(Path(__file__).parent)
 QUICK = Plan(warmup=4, min_steps=10, max_steps=10)
@@ -311,7 +311,7 @@ def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) ->
     (tmp_path / "job" / "trace-1.json").unlink()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         "-m", "pytest_trainbench.worker", str(tmp_path / "job" / "job.json")],
+         "-m", "pytest_trainbench.rank.worker", str(tmp_path / "job" / "job.json")],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -325,7 +325,7 @@ def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> No
     with TURN:
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-             "-m", "pytest_trainbench.worker", str(path.write())],
+             "-m", "pytest_trainbench.rank.worker", str(path.write())],
             capture_output=True, timeout=150, check=False,
         )  # fmt: skip
     assert sorted(each.name for each in path.folder.glob("trace-*")) == ["trace-0.json", "trace-1.json"]

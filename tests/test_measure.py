@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
-from pytest_trainbench import measure
-from pytest_trainbench.measure import Plan, Timing, digest
+from pytest_trainbench.rank import measure
+from pytest_trainbench.rank.measure import Plan, Timing, digest
 from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")

@@ -26,13 +26,13 @@ from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment, capture, mismatches
 from pytest_trainbench.hardware.resolve import resolve
 from pytest_trainbench.launch import Ended
-from pytest_trainbench.measure import Plan
 from pytest_trainbench.nodes import Lead
+from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.settings import read
-from pytest_trainbench.worker import Job
 
 HERE = str(Path(__file__).parent)
 PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"

@@ -91,7 +91,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
             "  differs   *",
             "  since     this run; green at 20*-*-* UTC; between them:",
             "  accept    python -m pytest test_it.py::test_mine *--hw cpu *--save-baseline",
-            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
+            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
             "*trainbench: 1 regression*",
         ]
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from statistics import median
 
-from pytest_trainbench.measure import Plan
 from pytest_trainbench.noise import DEFAULT, compare, unchanged
+from pytest_trainbench.rank.measure import Plan
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pytest_trainbench import worker
 from pytest_trainbench.project.sources import union
+from pytest_trainbench.rank import worker
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.record import Trace
 

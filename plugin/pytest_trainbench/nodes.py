@@ -49,11 +49,11 @@ from pytest_trainbench.launch import (
     run_ranks,
     start_fork_server,
 )
+from pytest_trainbench.rank.worker import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.settings import port_number
 from pytest_trainbench.verdict import fact
-from pytest_trainbench.worker import FILES, JOB, TRACE, Job
 
 LOST_S = 60.0
 """How long a node that says nothing is waited for. It says every second that it is there."""

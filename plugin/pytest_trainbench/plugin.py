@@ -16,8 +16,8 @@ import pytest
 
 from pytest_trainbench import hooks, settings
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
-from pytest_trainbench.measure import Plan
 from pytest_trainbench.project import rootdir
+from pytest_trainbench.rank.measure import Plan
 from pytest_trainbench.reduce import LOSS_STEPS
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row

@@ -137,7 +137,7 @@ def host_bound(record: Record) -> bool:
     """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself, or longer than the
     device works for it (a step that waits for the device now and then is shorter than its host's work and the device's
     together, and longer than either). Never where the device computes for nearly all of the step, whatever the host's
-    time says: of a step of many launches it is too long (see :class:`pytest_trainbench.parts.Parts`)."""
+    time says: of a step of many launches it is too long (see :class:`pytest_trainbench.rank.breakdown.Parts`)."""
     host, step, compute = map(record.middle, ("host_ms", "step_ms", "compute_ms"))
     if host is None or step is None or (compute is not None and compute >= DEVICE_BOUND * step):
         return False

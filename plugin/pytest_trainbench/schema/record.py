@@ -28,9 +28,10 @@ class Trace:
     losses: of every step from the first, ``None`` where this rank has none. digest_before, digest_after: exact
     fingerprints of the parameters. flops: of one step on all ranks by formula; flops_counted: as the counter saw them
     on this rank alone. memory: bytes by name. parts: where a step's time goes, by name
-    (:class:`pytest_trainbench.parts.Parts`); empty on a CPU. collectives: calls and bytes of one step by kind, ``None``
-    where they could not be counted. compilations: see :func:`pytest_trainbench.counts.compilations`. energy_j: taken by
-    this rank's device in all timed steps, ``None`` where it has no counter. host: what its host counted meanwhile
+    (:class:`pytest_trainbench.rank.breakdown.Parts`); empty on a CPU. collectives: calls and bytes of one step by kind,
+    ``None`` where they could not be counted. compilations: see
+    :func:`pytest_trainbench.rank.compilations.count_compilations`. energy_j: taken by this rank's device in all timed
+    steps, ``None`` where it has no counter. host: what its host counted meanwhile
     (:func:`pytest_trainbench.schema.conditions.counters`). figures: what the step said of itself. devices: that this
     rank keeps busy. phases_s: seconds by phase.
     """

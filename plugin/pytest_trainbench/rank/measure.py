@@ -14,7 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench import counts, energy, flops, parts
+from pytest_trainbench.rank import breakdown, energy, flops
+from pytest_trainbench.rank.collectives import count_collectives
+from pytest_trainbench.rank.compilations import count_compilations
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.step import Step
 
@@ -84,16 +86,16 @@ def run(
         first = step.run()
     losses.append(_loss(first))
 
-    def count_collectives() -> dict[str, dict[str, float]] | None:
+    def communication() -> dict[str, dict[str, float]] | None:
         phase("counting collectives")
-        return counts.collectives(lambda: losses.append(step.run()), steps=step.period)
+        return count_collectives(lambda: losses.append(step.run()), steps=step.period)
 
     settled = plan.warmup - PACE_STEPS
     if step.eager_steps:
         settled = max(settled, step.eager_steps + 1)
         phase("warming up")
         losses.extend(step.run() for _ in range(step.eager_steps - 2))
-        collectives = count_collectives()  # a replay calls no process group
+        collectives = communication()  # a replay calls no process group
     phase("warming up")
     losses.extend(step.run() for _ in range(settled - len(losses)))
     clock.synchronize()
@@ -106,7 +108,7 @@ def run(
 
     if not step.eager_steps:
         # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
-        collectives = count_collectives()
+        collectives = communication()
         clock.synchronize()
 
     phase(f"timing {count} steps")
@@ -130,10 +132,10 @@ def run(
     memory = peak_memory(device)
     if step.peak_bytes and "peak_allocated_bytes" in memory:
         memory["peak_allocated_bytes"] = max(memory["peak_allocated_bytes"], step.peak_bytes())
-    compilations = counts.compilations()
+    compilations = count_compilations()
 
     phase("profiling")
-    found = parts.measure(step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0))
+    found = breakdown.measure(step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0))
 
     return Timing(
         step_ms=step_ms,

@@ -1,10 +1,9 @@
-"""What a step does that can be counted: it has no noise, and a change of it says what changed."""
+"""How often a step communicates, and how much: a count has no noise, and a change of it says what changed."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -49,7 +48,7 @@ DRAIN_S = 0.1
 that was observed. On busy cores one was seen to come out after the observer had gone, and its rank died of SIGSEGV."""
 
 
-def collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str, float]] | None:
+def count_collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str, float]] | None:
     """Calls and bytes of one step on this rank, by kind, from ``steps`` calls of ``run``.
 
     Bytes are those of the tensors that the caller hands in, not what an algorithm makes of them on the wire. Calls of
@@ -88,16 +87,3 @@ def _bytes(value: Any) -> int:
     if not isinstance(value, list) or not value:
         return 0
     return value[3] * value[4] if isinstance(value[-1], str) else sum(map(_bytes, value))
-
-
-def compilations() -> dict[str, float]:
-    """``graph_breaks`` and ``recompiles`` of this process so far; empty where ``torch.compile`` compiled nothing."""
-    module = sys.modules.get("torch._dynamo.convert_frame")
-    if module is None or not module.FRAME_COMPILE_COUNTER:
-        return {}
-    from torch._dynamo.utils import counters
-
-    return {
-        "graph_breaks": float(sum(counters["graph_break"].values())),
-        "recompiles": float(sum(times - 1 for times in module.FRAME_COMPILE_COUNTER.values())),
-    }

@@ -1,6 +1,6 @@
 """One rank of one launch. Knows nothing of pytest: a job comes as JSON, a trace goes back as JSON.
 
-A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.worker job.json``.
+A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.rank.worker job.json``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench import imports, measure
 from pytest_trainbench.against import check_modules
-from pytest_trainbench.delay import slowed
+from pytest_trainbench.rank import imported_from, measure
+from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
@@ -186,7 +186,7 @@ def main(job_path: str) -> None:
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
             if job.root is not None:
-                imports.hide(job.root)
+                imported_from.hide(job.root)
             _work(job, rank, phases, wind=wind)
         except BaseException as error:
             text = traceback.format_exc()
@@ -213,7 +213,7 @@ def main(job_path: str) -> None:
 
 def _note_code(job: Job, rank: int) -> None:
     if job.root is not None:
-        _write(job.folder / CODE.format(rank), imports.noted(job.root))
+        _write(job.folder / CODE.format(rank), imported_from.noted(job.root))
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
