@@ -11,7 +11,7 @@ import pytest
 
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.plugin import device_kind, is_case
-from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.schema.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd

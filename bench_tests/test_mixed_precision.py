@@ -15,7 +15,7 @@ import pytest
 from bench_tests.graphs import find_graph
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.step import DTYPES
 
 WORK = {

@@ -19,7 +19,7 @@ from bench_tests.models import find_model
 from bench_tests.strategies import STRATEGIES
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.schema.plan import Plan
 
 STRATEGY = "zero1"
 

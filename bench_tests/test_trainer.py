@@ -13,7 +13,7 @@ import pytest
 
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.rank.measure import Plan
+from pytest_trainbench.schema.plan import Plan
 
 BATCHES = {"smoke": [2], "seed": {"headline": [8], "full": [4, 8, 16], "published": [4, 8, 16]}}
 """Samples a device."""

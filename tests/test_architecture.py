@@ -23,6 +23,8 @@ LADDER = (
     # The words everyone shares.
     "schema.mesh",
     "schema.case",
+    "schema.plan",
+    "schema.job",
     "schema.step",
     "schema.record",
     "hardware",

@@ -17,7 +17,6 @@ import pytest
 from samples import case, trace
 
 from pytest_trainbench import launch
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.conditions import (
@@ -34,6 +33,7 @@ from pytest_trainbench.schema.conditions import (
     scattered,
     worst,
 )
+from pytest_trainbench.schema.job import Job
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

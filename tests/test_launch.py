@@ -18,13 +18,14 @@ from ranks import TURN, preload
 
 from pytest_trainbench import launch as launching
 from pytest_trainbench.launch import Ended, launch
-from pytest_trainbench.rank.measure import Plan
-from pytest_trainbench.rank.worker import Job, failure_kind
+from pytest_trainbench.rank.worker import failure_kind
 from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import STARTING
+from pytest_trainbench.schema.plan import Plan
 
 HERE = str(Path(__file__).parent)
 QUICK = Plan(warmup=4, min_steps=10, max_steps=10)

@@ -27,11 +27,11 @@ from pytest_trainbench.hardware.environment import Environment, capture, mismatc
 from pytest_trainbench.hardware.resolve import resolve
 from pytest_trainbench.launch import Ended
 from pytest_trainbench.nodes import Lead
-from pytest_trainbench.rank.measure import Plan
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.settings import read
 
 HERE = str(Path(__file__).parent)

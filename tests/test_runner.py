@@ -20,11 +20,11 @@ from pytest_trainbench import baseline, runner, settings
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended
-from pytest_trainbench.rank.measure import Plan
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Runner
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 
 HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)

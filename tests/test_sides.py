@@ -21,8 +21,8 @@ from test_launch import HERE, QUICK
 from pytest_trainbench.against import find
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.side import THIS_SIDE, Message, SideProcess, _listen, sides
 

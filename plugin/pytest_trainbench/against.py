@@ -17,11 +17,6 @@ from pytest_trainbench.project.git import environ, git
 
 OLDEST_PYTHON = (3, 10)
 
-PACKAGE = "pytest_trainbench"
-"""The harness, which is this one on both sides."""
-
-MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
-
 PROBE_S = 60.0
 """What an interpreter may take to say what it is: a cold disk is slow."""
 
@@ -121,32 +116,6 @@ def import_path(path: Sequence[str], checkout: Checkout | None) -> tuple[str, ..
         if moved is not None or entry not in own:
             found.append(str(moved or entry))
     return tuple(found)
-
-
-def check_modules(files: Mapping[str, str | None], tree: Path, checkout: Path) -> None:
-    """Raises ``ImportError`` where a process that was to run a ``checkout`` ran something else of that project: its
-    modules (``files`` by name) must not come from the working ``tree``, nor from where it is installed.
-
-    Otherwise a commit would be compared with itself, and never differ.
-    """
-    checkout, tree = checkout.resolve(), tree.resolve()
-    elsewhere = [checkout, Path(sys.prefix).resolve(), Path(__file__).parent.resolve()]
-    found = {name: Path(file).resolve() for name, file in files.items() if file}
-    for name, path in found.items():
-        strays = path.is_relative_to(tree) and not any(map(path.is_relative_to, elsewhere))
-        if strays or (not path.is_relative_to(checkout) and _has(checkout, name)):
-            raise ImportError(f"{name} was imported from {path}, not from the commit to compare with: {MEND}")
-    if not any(path.is_relative_to(checkout) for path in found.values()):
-        raise ImportError(f"nothing that was imported is of the commit to compare with: {MEND}")
-
-
-def _has(checkout: Path, name: str) -> bool:
-    """Whether a project has a package or module of this name, in its root or in ``src``: of the repository, or of the
-    part of it that the session stands in."""
-    if "." in name or name in sys.stdlib_module_names or name == PACKAGE:
-        return False
-    roots = [root / folder for root in {checkout, Path.cwd()} for folder in ("", "src")]
-    return any((root / file).is_file() for root in roots for file in (f"{name}/__init__.py", f"{name}.py"))
 
 
 def _executable(value: str) -> str | None:

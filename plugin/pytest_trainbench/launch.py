@@ -27,6 +27,7 @@ from unittest import mock
 from pytest_trainbench.project.sources import union
 from pytest_trainbench.rank import worker
 from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.job import CODE, FAILURE, JOB, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
 from pytest_trainbench.schema.record import Trace
 
 GRACE_S = 10.0
@@ -138,18 +139,18 @@ def end_fork_server() -> None:
             os.kill(one, signal.SIGKILL)
 
 
-def launch(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
+def launch(job: Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
     """Run ``job`` to its end. ``progress`` is told, from another thread, what rank 0 is doing.
 
     Whatever it raises (``KeyboardInterrupt`` at Ctrl-C; a signal sent to this process is sent on), the ranks are gone.
     """
     left = run_ranks(job, progress=progress)
     torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__]
-    by_hand = shlex.join([*torchrun, str(job.folder / worker.JOB)])
+    by_hand = shlex.join([*torchrun, str(job.folder / JOB)])
     return replace(collect(job, left), by_hand=by_hand)
 
 
-def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: None, part: Part | None = None) -> Left:
+def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, part: Part | None = None) -> Left:
     """As :func:`launch`, for all ranks or one node's ``part`` of them, without a look at what they wrote."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
@@ -207,7 +208,7 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
         problem = f"the nodes did not meet at {part.endpoint}: {_short(str(error))}"
     except (EOFError, OSError):
         # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
-        if not any(_size(job.folder / worker.STACKS.format(rank)) for rank in ranks):
+        if not any(_size(job.folder / STACKS.format(rank)) for rank in ranks):
             raise
     finally:
         _kill_ranks(job.folder)
@@ -225,29 +226,27 @@ def run_ranks(job: worker.Job, *, progress: Callable[[str], None] = lambda _: No
     )
 
 
-def read_traces(job: worker.Job) -> tuple[Trace, ...]:
+def read_traces(job: Job) -> tuple[Trace, ...]:
     """Of all ranks of a launch that went well, in rank order."""
-    paths = (job.folder / worker.TRACE.format(rank) for rank in range(job.case.mesh.world_size))
+    paths = (job.folder / TRACE.format(rank) for rank in range(job.case.mesh.world_size))
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
-def collect(job: worker.Job, left: Left) -> Ended:
+def collect(job: Job, left: Left) -> Ended:
     """How a launch ended, from the files of all its ranks and what else they ``left``."""
-    paths = (job.folder / worker.CODE.format(rank) for rank in range(job.case.mesh.world_size))
+    paths = (job.folder / CODE.format(rank) for rank in range(job.case.mesh.world_size))
     code = union(json.loads(path.read_text(encoding="utf-8")) for path in paths if _size(path))
     return replace(_collected(job, left), code=code)
 
 
-def _collected(job: worker.Job, left: Left) -> Ended:
+def _collected(job: Job, left: Left) -> Ended:
     if left.problem:
         return Ended(outcome="crash", reason=left.problem)
     exit_codes, gone = left.exit_codes, left.gone
     ranks = range(job.case.mesh.world_size)
-    failures = [
-        worker.Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob(worker.FAILURE.format("*")))
-    ]
-    hung = [rank for rank in ranks if _size(job.folder / worker.STACKS.format(rank))]
-    traces = [job.folder / worker.TRACE.format(rank) for rank in ranks]
+    failures = [Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob(FAILURE.format("*")))]
+    hung = [rank for rank in ranks if _size(job.folder / STACKS.format(rank))]
+    traces = [job.folder / TRACE.format(rank) for rank in ranks]
     if not failures and not hung and all(map(_size, traces)):
         return Ended(traces=read_traces(job), devices=left.devices)
 
@@ -270,7 +269,7 @@ def _collected(job: worker.Job, left: Left) -> Ended:
             reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
         return Ended(outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback) + stopped)
     if hung:
-        stacks = (job.folder / worker.STACKS.format(hung[0])).read_text()
+        stacks = (job.folder / STACKS.format(hung[0])).read_text()
         reason = f"rank {', '.join(map(str, hung))} did not finish"
         if job.step_limit_s is None:
             reason += f" within {job.limit_s:g} s: it was {_phase(job.folder, hung[0])}"
@@ -301,7 +300,7 @@ def _collected(job: worker.Job, left: Left) -> Ended:
     )
 
 
-def _others(job: worker.Job, rank: int) -> str:
+def _others(job: Job, rank: int) -> str:
     """What the others did, since the one that waited is seldom the one that hung."""
     others = [each for each in range(job.case.mesh.world_size) if each != rank]
     return "".join(
@@ -309,9 +308,9 @@ def _others(job: worker.Job, rank: int) -> str:
     )
 
 
-def _stopped(job: worker.Job, rank: int) -> str:
+def _stopped(job: Job, rank: int) -> str:
     """Where the others were when they were stopped: one of them hung."""
-    stacks = ((each, job.folder / worker.STOPPED.format(each)) for each in range(job.case.mesh.world_size))
+    stacks = ((each, job.folder / STOPPED.format(each)) for each in range(job.case.mesh.world_size))
     return "".join(
         f"\n--- rank {each}, where it was stopped ---\n{path.read_text().strip()}"
         for each, path in stacks
@@ -319,13 +318,13 @@ def _stopped(job: worker.Job, rank: int) -> str:
     )
 
 
-def log_of(job: worker.Job, rank: int) -> list[str]:
+def log_of(job: Job, rank: int) -> list[str]:
     logs = [job.folder / LOG.format(rank), *(job.folder / "logs").glob(f"**/{rank}/stderr.log")]
     found = next((path for path in logs if path.exists()), None)
     return found.read_text(errors="replace").splitlines() if found else []
 
 
-def _sections(job: worker.Job, rank: int, cause: str) -> str:
+def _sections(job: Job, rank: int, cause: str) -> str:
     tail = "\n".join(log_of(job, rank)[-LOG_LINES:])
     parts = [cause.strip()]
     if tail and cause.strip() not in tail:
@@ -345,7 +344,7 @@ def _size(path: Path) -> int:
 
 
 def _phase(folder: Path, rank: int) -> str:
-    path = folder / worker.PROGRESS.format(rank)
+    path = folder / PROGRESS.format(rank)
     return path.read_text() if _size(path) else "starting"
 
 
@@ -383,7 +382,7 @@ class Seen:
 
 @contextlib.contextmanager
 def _watched(
-    job: worker.Job,
+    job: Job,
     ranks: range,
     progress: Callable[[str], None],
     seen: Seen,
@@ -430,8 +429,8 @@ def _watched(
                 return
             if time.monotonic() > deadline:
                 for rank in ranks:
-                    stacks = job.folder / worker.STACKS.format(rank)
-                    if not _size(stacks) and not _size(job.folder / worker.TRACE.format(rank)):
+                    stacks = job.folder / STACKS.format(rank)
+                    if not _size(stacks) and not _size(job.folder / TRACE.format(rank)):
                         began = (job.folder / f"pid-{rank}").exists()
                         with contextlib.suppress(OSError):  # of a full disk, say
                             stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
@@ -477,16 +476,16 @@ def _ended(folder: Path) -> set[int]:
 
 
 def _leaving(folder: Path, ranks: range) -> bool:
-    return all(_phase(folder, rank) == worker.LEAVING for rank in ranks)
+    return all(_phase(folder, rank) == LEAVING for rank in ranks)
 
 
 def _told(folder: Path, rank: int) -> bool:
     """Whether a rank left anything: what it measured, or why it could not."""
-    return any(_size(folder / name.format(rank)) for name in (worker.TRACE, worker.FAILURE, worker.STACKS))
+    return any(_size(folder / name.format(rank)) for name in (TRACE, FAILURE, STACKS))
 
 
 @contextlib.contextmanager
-def _sampled(job: worker.Job, rank: int) -> Iterator[dict[str, list[float]]]:
+def _sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
     """Filled at the end with what NVIDIA's devices ran under while ``rank``, which is here, was timing; empty without
     such devices.
 
@@ -527,7 +526,7 @@ def _sampled(job: worker.Job, rank: int) -> Iterator[dict[str, list[float]]]:
             found |= watches[0].conditions()
 
 
-def _watch(job: worker.Job) -> conditions.Watch | None:
+def _watch(job: Job) -> conditions.Watch | None:
     if not job.device_uuids or job.reference_steps is not None:
         return None
     try:

@@ -49,8 +49,8 @@ from pytest_trainbench.launch import (
     run_ranks,
     start_fork_server,
 )
-from pytest_trainbench.rank.worker import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.settings import port_number
 from pytest_trainbench.verdict import fact

@@ -17,13 +17,13 @@ import pytest
 from pytest_trainbench import hooks, settings
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.project import rootdir
-from pytest_trainbench.rank.measure import Plan
 from pytest_trainbench.reduce import LOSS_STEPS
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case, builder_path
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import METRICS, Gates, gates
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import SESSION, Session
 from pytest_trainbench.verdict import OUTCOMES, Verdict

@@ -21,13 +21,13 @@ from pytest_trainbench.hardware.environment import Environment, differences, mis
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import Ended, launch
 from pytest_trainbench.project import sources
-from pytest_trainbench.rank.measure import Plan
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
 from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn

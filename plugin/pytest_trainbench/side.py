@@ -28,8 +28,8 @@ from pytest_trainbench.against import Checkout, Other, import_path
 from pytest_trainbench.hardware.environment import Environment, capture
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch import GRACE_S, LOG_LINES, Ended, end_fork_server, launch, read_traces, start_fork_server
-from pytest_trainbench.rank.worker import Job
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
 
 PACKAGE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Which files of the project the step of a rank imports.
+"""Which files of the project the step of a rank imports, and whether they are of the commit that it is to run.
 
 Ranks start with modules in memory that the fork server imported for all of them (``trainbench_preload``). Those of the
 project are hidden first, and come back where something imports them: what a step does not import is not noted for it.
@@ -11,7 +11,7 @@ import copy
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import resolve_name
@@ -21,12 +21,17 @@ from types import ModuleType
 from pytest_trainbench.project.sources import fingerprint
 
 PACKAGE = __name__.partition(".")[0]
-"""The harness: its version is recorded with the environment."""
+"""The harness: its version is recorded with the environment, and it is the same on both sides of a comparison."""
+
+HARNESS = Path(__file__).parent.parent
+"""Its folder."""
 
 STARTED = ("__main__", "__mp_main__")
 """What a process was started with. The step does not import it."""
 
 INSTALLED = ("site-packages", "dist-packages")
+
+MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
 
 
 def hide(root: Path) -> None:
@@ -125,3 +130,29 @@ def _imports(module: ModuleType) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             pending += ast.iter_child_nodes(node)
+
+
+def check_modules(files: Mapping[str, str | None], tree: Path, checkout: Path) -> None:
+    """Raises ``ImportError`` where a process that was to run a ``checkout`` ran something else of that project: its
+    modules (``files`` by name) must not come from the working ``tree``, nor from where it is installed.
+
+    Otherwise a commit would be compared with itself, and never differ.
+    """
+    checkout, tree = checkout.resolve(), tree.resolve()
+    elsewhere = [checkout, Path(sys.prefix).resolve(), HARNESS.resolve()]
+    found = {name: Path(file).resolve() for name, file in files.items() if file}
+    for name, path in found.items():
+        strays = path.is_relative_to(tree) and not any(map(path.is_relative_to, elsewhere))
+        if strays or (not path.is_relative_to(checkout) and _has(checkout, name)):
+            raise ImportError(f"{name} was imported from {path}, not from the commit to compare with: {MEND}")
+    if not any(path.is_relative_to(checkout) for path in found.values()):
+        raise ImportError(f"nothing that was imported is of the commit to compare with: {MEND}")
+
+
+def _has(checkout: Path, name: str) -> bool:
+    """Whether a project has a package or module of this name, in its root or in ``src``: of the repository, or of the
+    part of it that the session stands in."""
+    if "." in name or name in sys.stdlib_module_names or name == PACKAGE:
+        return False
+    roots = [root / folder for root in {checkout, Path.cwd()} for folder in ("", "src")]
+    return any((root / file).is_file() for root in roots for file in (f"{name}/__init__.py", f"{name}.py"))

@@ -18,13 +18,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench.against import check_modules
 from pytest_trainbench.rank import imported_from, measure
+from pytest_trainbench.rank.imported_from import check_modules
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.record import Trace
@@ -33,19 +33,7 @@ from pytest_trainbench.schema.step import Step
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
-
-
-JOB = "job.json"
-"""File of a job in its folder."""
-
-FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "stopped-{}.txt", "progress-{}", "code-{}.json")
-"""Files that a rank may leave there: what it measured, why it could not, where its threads hung or were when it was
-stopped for another rank, what it does, which files of the project it imported."""
-
-TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
-
-LEAVING = "leaving"
-"""The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
+from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
 
 ALONE_S = 15.0
 """How long a rank may then take to end by itself, if nobody has ended it before."""
@@ -61,83 +49,6 @@ NO_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|out of memory|not enough memory|std::bad_alloc|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
 """What torch's allocators, the C library, C++, and cuBLAS and cuDNN on a full device say."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that a rank is told.
-
-    With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
-    rank's life, ``collective_limit_s`` each collective, and ``step_limit_s`` each of the reference's steps and what
-    comes before the first: one rank does the work of all there, and nobody knows how long that takes.
-    ``import_path`` is put in front of ``sys.path``. ``delay_ms`` is a slowdown of every step, planted to see whether it
-    is found. ``device_uuids``: of NVIDIA's devices, in order, for whoever watches them from outside. ``moved``: a
-    working tree, and the checkout of another commit that its modules are to come from instead. ``root``: of the project
-    whose files the rank notes; ``None`` where nobody asks for them.
-    """
-
-    case: Case
-    device_kind: str
-    folder: Path
-    limit_s: float
-    collective_limit_s: float
-    plan: measure.Plan = field(default_factory=measure.Plan)
-    reference_steps: int | None = None
-    step_limit_s: float | None = None
-    import_path: tuple[str, ...] = ()
-    delay_ms: float = 0.0
-    device_uuids: tuple[str, ...] = ()
-    moved: tuple[str, str] | None = None
-    root: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.collective_limit_s < self.limit_s:
-            raise ValueError(
-                f"a collective's limit ({self.collective_limit_s} s) must be below the launch's ({self.limit_s} s)"
-            )
-
-    def write(self) -> Path:
-        path = self.folder / JOB
-        data = {
-            **asdict(self),
-            "case": self.case.to_json(),
-            "folder": str(self.folder),
-            "root": None if self.root is None else str(self.root),
-            "import_path": list(self.import_path),
-            "device_uuids": list(self.device_uuids),
-        }
-        path.write_text(json.dumps(data, indent=2), encoding="utf-8")
-        return path
-
-    @classmethod
-    def read(cls, path: Path) -> Job:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            **{
-                **data,
-                "case": Case.from_json(data["case"]),
-                "folder": Path(data["folder"]),
-                "root": None if data["root"] is None else Path(data["root"]),
-                "plan": measure.Plan(**data["plan"]),
-                "import_path": tuple(data["import_path"]),
-                "device_uuids": tuple(data["device_uuids"]),
-                "moved": tuple(data["moved"]) if data["moved"] else None,
-            }
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why one rank gave up, written by the rank itself. ``lost_peer`` marks a victim: it failed because another rank
-    had gone."""
-
-    rank: int
-    kind: str
-    lost_peer: bool
-    message: str
-    phase: str
-    at: float
-    traceback: str
 
 
 class Phases:
