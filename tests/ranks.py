@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pytest_trainbench.launch import Ended, launch, start_fork_server
+from pytest_trainbench.launch.launcher import Ended, launch, start_fork_server
 from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job

@@ -45,7 +45,6 @@ LADDER = (
     "baseline",
     "hardware.detect",
     "hardware.environment",
-    "against",
     "stale",
     "history",
     "noise",
@@ -68,8 +67,11 @@ LADDER = (
     "rank.imported_from",
     "rank.worker",
     "launch",
-    "preload",
-    "side",
+    "launch.checkout",
+    "launch.launcher",
+    "launch.preload",
+    "launch.side_process",
+    "launch.cluster",
     "nodes",
     "runner",
     "calibrate",
@@ -162,7 +164,7 @@ def test_no_module_imports_a_heavy_library_when_it_is_imported(module: str) -> N
 def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported() -> None:
     """``--against`` asks of it for torch alone, which is imported where it is used."""
     reached: set[str] = set()
-    pending = {"__init__", "side", "preload"}
+    pending = {"__init__", "launch.side_process", "launch.preload"}
     while pending:
         module = pending.pop()
         reached.add(module)

@@ -17,7 +17,7 @@ from pytest_trainbench import runner, settings
 from pytest_trainbench.calibrate import PLANTED, calibrate
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch import Ended
+from pytest_trainbench.launch.launcher import Ended
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial

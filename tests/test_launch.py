@@ -16,8 +16,8 @@ import pytest
 import torch
 from ranks import TURN, preload
 
-from pytest_trainbench import launch as launching
-from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.launch import launcher as launching
+from pytest_trainbench.launch.launcher import Ended, launch
 from pytest_trainbench.rank.worker import failure_kind
 from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.schema import conditions
@@ -392,7 +392,7 @@ def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {HERE!r})\n"
         "if __name__ == '__main__':\n"
-        "    from pytest_trainbench import launch\n"
+        "    from pytest_trainbench.launch import launcher as launch\n"
         "    from test_launch import job\n"
         "    launch.GRACE_S = 1\n"
         "    launch.start_fork_server('hangs_on_import')\n"

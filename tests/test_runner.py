@@ -19,7 +19,7 @@ from samples import case, failed, launch, record, trace
 from pytest_trainbench import baseline, runner, settings
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch import Ended
+from pytest_trainbench.launch.launcher import Ended
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Runner
 from pytest_trainbench.schema.case import Case

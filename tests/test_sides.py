@@ -18,13 +18,13 @@ from own_project import STEP, pytest_run, stored
 from test_against import git
 from test_launch import HERE, QUICK
 
-from pytest_trainbench.against import find
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch import Ended
+from pytest_trainbench.launch.checkout import find
+from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.side_process import THIS_SIDE, Message, SideProcess, _listen, sides
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.side import THIS_SIDE, Message, SideProcess, _listen, sides
 
 
 @pytest.fixture

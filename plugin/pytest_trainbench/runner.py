@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pytest_trainbench import baseline
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch import Ended, launch
+from pytest_trainbench.launch.launcher import Ended, launch
 from pytest_trainbench.project import sources
 from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, causes, drift, history, settings, stale
-from pytest_trainbench.against import Other
+from pytest_trainbench import baseline, causes, drift, history, settings, stale
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.launch import checkout
+from pytest_trainbench.launch.checkout import Other
 from pytest_trainbench.project.name import project_name
 from pytest_trainbench.project.sources import Tree, overall
 from pytest_trainbench.report import calibration, cost, effects, trend
@@ -32,9 +33,9 @@ from pytest_trainbench.turned import Turned, turned
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.nodes import Cluster
+    from pytest_trainbench.launch.cluster import Cluster
+    from pytest_trainbench.launch.side_process import SideProcess
     from pytest_trainbench.runner import Runner
-    from pytest_trainbench.side import SideProcess
 
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
@@ -91,7 +92,7 @@ class Session:
         if self.settings.against is None:
             return None
         try:
-            return against.find(self.settings.against, self.config.rootpath)
+            return checkout.find(self.settings.against, self.config.rootpath)
         except ValueError as error:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
@@ -181,7 +182,7 @@ class Session:
         """Let the heavy libraries be imported while pytest is still talking."""
         self.environ = dict(os.environ)
         if self.other is None:
-            from pytest_trainbench.launch import end_fork_server, start_fork_server
+            from pytest_trainbench.launch.launcher import end_fork_server, start_fork_server
 
             # By itself it would end only after all its imports, beside what is run next.
             self.until_end.callback(end_fork_server)
@@ -189,7 +190,7 @@ class Session:
             if self.settings.nodes > 1:
                 self._gather()
             return
-        from pytest_trainbench.side import sides
+        from pytest_trainbench.launch.side_process import sides
 
         try:
             self.sides = self.until_end.enter_context(
@@ -206,7 +207,7 @@ class Session:
 
     def _gather(self) -> None:
         """Wait for the other nodes. Raises ``pytest.UsageError`` where they do not come, or are not as this one is."""
-        from pytest_trainbench.nodes import Cluster, Lead
+        from pytest_trainbench.launch.cluster import Cluster, Lead
 
         here = self._here()
         try:

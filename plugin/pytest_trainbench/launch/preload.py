@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from pytest_trainbench.launch import PRELOAD_VARIABLE
+from pytest_trainbench.launch.launcher import PRELOAD_VARIABLE
 from pytest_trainbench.schema.conditions import scattered
 
 

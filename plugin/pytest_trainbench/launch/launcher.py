@@ -121,7 +121,7 @@ def start_fork_server(modules: str) -> None:
     """Start importing ``modules`` (space-separated) in the fork server now, so that the first launch need not wait."""
     import multiprocessing.forkserver as server
 
-    multiprocessing.set_forkserver_preload(["pytest_trainbench.preload"])
+    multiprocessing.set_forkserver_preload(["pytest_trainbench.launch.preload"])
     os.environ[PRELOAD_VARIABLE] = modules
     try:
         server.ensure_running()
@@ -453,7 +453,7 @@ def _watched(
 def _leaving_at_once() -> Iterator[None]:
     """An agent whose ranks all ended well waits for the other nodes' agents for up to 300 s, and hears no signal
     meanwhile: it would for one whose ranks failed in their teardown. What it waits for, that its store is not taken
-    away from them, is :mod:`pytest_trainbench.nodes`' care."""
+    away from them, is :mod:`pytest_trainbench.launch.cluster`' care."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
     with mock.patch.object(SimpleElasticAgent, "_exit_barrier", lambda self: None):

@@ -24,14 +24,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pytest_trainbench.against import Checkout, Other, import_path
 from pytest_trainbench.hardware.environment import Environment, capture
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch import GRACE_S, LOG_LINES, Ended, end_fork_server, launch, read_traces, start_fork_server
+from pytest_trainbench.launch.checkout import Checkout, Other, import_path
+from pytest_trainbench.launch.launcher import (
+    GRACE_S,
+    LOG_LINES,
+    Ended,
+    end_fork_server,
+    launch,
+    read_traces,
+    start_fork_server,
+)
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 
 END_S = 30.0
 """What a process may take to stop its ranks before it is killed."""
@@ -81,7 +89,7 @@ class SideProcess:
         return self.environment
 
     def launch(self, job: Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
-        """As :func:`pytest_trainbench.launch.launch`, over there."""
+        """As :func:`pytest_trainbench.launch.launcher.launch`, over there."""
         self._ready()
         if self.checkout is not None:
             job = dataclasses.replace(job, moved=(str(self.checkout.repository), str(self.checkout.at)))
