@@ -32,7 +32,7 @@ from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Record, read_record
 from pytest_trainbench.session import SESSION, Session
-from pytest_trainbench.stale import Stale, look
+from pytest_trainbench.store.other_code import Stale, look
 
 ROOT = Path(__file__).parent.parent
 

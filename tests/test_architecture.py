@@ -42,18 +42,20 @@ LADDER = (
     "rank.breakdown",
     "rank.energy",
     "rank.measure",
-    "baseline",
     "hardware.detect",
     "hardware.environment",
+    "store",
+    "store.baseline",
+    "store.history",
+    "store.dataframe",
+    "store.other_code",
     "stale",
-    "history",
     "noise",
     "causes",
     "verdict",
     "drift",
     "turned",
     "settings",
-    "frame",
     # Text.
     "report",
     "report.calibration",
@@ -180,7 +182,8 @@ def test_no_file_is_a_drawer_for_everything() -> None:
 def test_this_file_sees_imports_wherever_they_stand() -> None:
     source = """
 import torch.nn as nn
-from pytest_trainbench import baseline, load
+from pytest_trainbench import load
+from pytest_trainbench.store import baseline
 from pytest_trainbench.report.rows import Row
 if TYPE_CHECKING:
     import pandas
@@ -195,6 +198,6 @@ try:
 except ImportError:
     pass
 """
-    assert ours(everywhere(source)) == {"baseline", "__init__", "report.rows", "schema.case"}
+    assert ours(everywhere(source)) == {"store.baseline", "__init__", "report.rows", "schema.case"}
     assert roots(on_import(source)) == {"torch", "pytest_trainbench", "json", "scipy", "pytest"}
     assert "pandas" in roots(everywhere(source))

@@ -334,7 +334,9 @@ def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_t
 
 def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -> None:
     full = "    raise OSError(28, 'No space left on device')\n"
-    project.makeconftest(f"from pytest_trainbench import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n")
+    project.makeconftest(
+        f"from pytest_trainbench.store import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n"
+    )
     result = pytest_run(project, "--save-baseline", "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*= trainbench: 1 crash =*", "mine *crash"])

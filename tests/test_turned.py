@@ -11,9 +11,9 @@ import pytest
 from samples import case, launch, record
 
 from pytest_trainbench.hardware.environment import Environment
-from pytest_trainbench.history import Entry, Run
 from pytest_trainbench.report import terminal
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.store.history import Entry, Run
 from pytest_trainbench.turned import Turned, turned
 from pytest_trainbench.verdict import judge
 

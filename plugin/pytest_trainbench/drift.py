@@ -21,8 +21,8 @@ from itertools import accumulate, count
 from types import MappingProxyType
 
 from pytest_trainbench.hardware.environment import Difference, Environment, differences
-from pytest_trainbench.history import Run, own_code
 from pytest_trainbench.schema.metrics import METRICS, Gates, Relative, Statistical
+from pytest_trainbench.store.history import Run, own_code
 from pytest_trainbench.verdict import ERROR_MOST, Policy
 
 SPLITS = (4, 6, 9, 13, 19, 28, 42)

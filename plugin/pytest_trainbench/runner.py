@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pytest_trainbench import baseline
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch.launcher import Ended, launch
@@ -30,6 +29,7 @@ from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
+from pytest_trainbench.store import baseline
 from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import baseline, causes, drift, history, settings, stale
+from pytest_trainbench import causes, drift, settings
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
@@ -28,6 +28,7 @@ from pytest_trainbench.report import calibration, cost, effects, trend
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
+from pytest_trainbench.store import baseline, history, other_code
 from pytest_trainbench.turned import Turned, turned
 
 if TYPE_CHECKING:
@@ -97,13 +98,13 @@ class Session:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
     @cached_property
-    def other_code(self) -> stale.Stale:
+    def other_code(self) -> other_code.Stale:
         """The baselines that are of other code than the project's when the session began, or do not say. Where nothing
         is to run, those of a named family need no device."""
         family = rows(self.settings.hw) if self.config.option.collectonly else ()
         ids = [row.key for row in family] or [self.hardware.id]
         records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
-        return stale.look(records, Tree.of(self.config.rootpath))
+        return other_code.look(records, Tree.of(self.config.rootpath))
 
     @property
     def cut_off(self) -> str:

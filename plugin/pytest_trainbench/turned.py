@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytest_trainbench.hardware.environment import Difference, Environment, differences
-from pytest_trainbench.history import Run, own_code
+from pytest_trainbench.store.history import Run, own_code
 from pytest_trainbench.verdict import OUTCOMES
 
 GREEN = ("ok", "saved", "improvement")

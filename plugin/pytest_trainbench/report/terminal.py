@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_trainbench.baseline import Saved
 from pytest_trainbench.causes import typical
 from pytest_trainbench.hardware.environment import Difference
 from pytest_trainbench.project.sources import differing
@@ -19,6 +18,7 @@ from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
+from pytest_trainbench.store.baseline import Saved
 from pytest_trainbench.turned import Turned
 from pytest_trainbench.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
 

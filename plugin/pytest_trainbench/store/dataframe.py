@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trainbench.history import read_runs
 from pytest_trainbench.schema.conditions import worst
 from pytest_trainbench.schema.record import Record, read_record
+from pytest_trainbench.store.history import default_folder, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,9 +77,7 @@ def load_history(path: str | Path | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from pytest_trainbench.settings import HISTORY
-
-    path = HISTORY if path is None else Path(path)
+    path = default_folder() if path is None else Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; a run writes it, unless --history names another folder")
     runs, problems = read_runs(path)

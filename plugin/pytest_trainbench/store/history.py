@@ -27,6 +27,14 @@ SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the version before."""
 
 
+def default_folder() -> Path:
+    """Where runs are kept unless ``--history`` names another folder. A runner's workspace is wiped, its user's data is
+    not."""
+    from platformdirs import user_data_path
+
+    return user_data_path("pytest-trainbench", appauthor=False) / "history"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One case in one run.
