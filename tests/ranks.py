@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.launch.launcher import Ended, launch, start_fork_server
-from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape

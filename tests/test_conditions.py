@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from samples import case, trace
 
+from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.launch import launcher
-from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.conditions import (
     CONDITIONS,

@@ -16,10 +16,10 @@ import pytest
 import torch
 from ranks import TURN, preload
 
+from pytest_trainbench.judge.aggregate import loss_fault, reduce
 from pytest_trainbench.launch import launcher as launching
 from pytest_trainbench.launch.launcher import Ended, launch
 from pytest_trainbench.rank.worker import failure_kind
-from pytest_trainbench.reduce import loss_fault, reduce
 from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job

@@ -19,15 +19,15 @@ from own_project import pytest_run, stored
 from ranks import TURN, preload
 from samples import case, trace
 
-from pytest_trainbench.causes import unlike
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment, capture, mismatches
 from pytest_trainbench.hardware.resolve import resolve
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.attribution import unlike
 from pytest_trainbench.launch import cluster
 from pytest_trainbench.launch import launcher as launching
 from pytest_trainbench.launch.cluster import Lead
 from pytest_trainbench.launch.launcher import Ended
-from pytest_trainbench.reduce import reduce
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape

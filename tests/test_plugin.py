@@ -12,9 +12,9 @@ from own_project import STEP, TEST, pytest_run, stored
 from test_launch import wait_until_gone
 
 import pytest_trainbench
+from pytest_trainbench.judge.verdict import Verdict
 from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.verdict import Verdict
 
 ANY_TIME = "--floor", "90%"
 """For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
+from pytest_trainbench.judge.verdict import GENERATED, Policy, Verdict, judge
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row, table
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.store.baseline import Saved
-from pytest_trainbench.verdict import GENERATED, Policy, Verdict, judge
 
 
 def measured(ms: float, **metrics: float) -> Record:

@@ -16,8 +16,9 @@ import pytest
 
 from pytest_trainbench import hooks, settings
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
+from pytest_trainbench.judge.aggregate import LOSS_STEPS
+from pytest_trainbench.judge.verdict import OUTCOMES, Verdict
 from pytest_trainbench.project import rootdir
-from pytest_trainbench.reduce import LOSS_STEPS
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case, builder_path
@@ -26,7 +27,6 @@ from pytest_trainbench.schema.metrics import METRICS, Gates, gates
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import SESSION, Session
-from pytest_trainbench.verdict import OUTCOMES, Verdict
 
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 """Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.judge.aggregate import LOSS_STEPS, reduce
+from pytest_trainbench.judge.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
 from pytest_trainbench.launch.launcher import Ended, launch
 from pytest_trainbench.project import sources
-from pytest_trainbench.reduce import LOSS_STEPS, reduce
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
@@ -30,7 +31,6 @@ from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
 from pytest_trainbench.store import baseline
-from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
 

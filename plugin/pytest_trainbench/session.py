@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import causes, drift, settings
+from pytest_trainbench import settings
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.judge import attribution, drift
+from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.launch import checkout
 from pytest_trainbench.launch.checkout import Other
 from pytest_trainbench.project.name import project_name
@@ -29,7 +31,6 @@ from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
 from pytest_trainbench.store import baseline, history, other_code
-from pytest_trainbench.turned import Turned, turned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,7 +245,7 @@ class Session:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
             # What disturbed a launch is no drift.
-            calm = () if before is None else causes.calm(record, before)
+            calm = () if before is None else attribution.calm(record, before)
             kept = dataclasses.replace(record, launches=calm or record.launches)
             self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
 

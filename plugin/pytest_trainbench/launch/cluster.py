@@ -31,6 +31,7 @@ from typing import Any
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, mismatches
 from pytest_trainbench.hardware.resolve import Hardware, resolve
+from pytest_trainbench.judge.verdict import fact
 from pytest_trainbench.launch.launcher import (
     GRACE_S,
     LOG,
@@ -47,7 +48,6 @@ from pytest_trainbench.launch.launcher import (
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.verdict import fact
 
 COMMAND = "pytest_trainbench.nodes"
 """The module that runs on each of the other nodes."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_trainbench.drift import Drift, Watch
+from pytest_trainbench.judge.drift import Drift, Watch
+from pytest_trainbench.judge.verdict import fact, percent
 from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.store.baseline import from_here
-from pytest_trainbench.verdict import fact, percent
 
 DRIFTS_SHOWN = 10
 """The largest; where the machine moved, all rows did."""

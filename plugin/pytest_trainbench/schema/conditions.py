@@ -104,7 +104,7 @@ CONDITIONS: dict[str, Condition] = {
         text="the host looks at {}", figure="{:,.3g} objects/µs", of="host", rule=Rate(margin=0.2, share=0.65)
     ),
     "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
-    # Ranks are held against each other: pytest_trainbench.causes.slow_rank.
+    # Ranks are held against each other: pytest_trainbench.judge.attribution.slow_rank.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
 }
 

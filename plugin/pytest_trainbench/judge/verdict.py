@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pytest_trainbench import causes
-from pytest_trainbench.causes import Cause
 from pytest_trainbench.hardware import environment
-from pytest_trainbench.noise import DEFAULT, Difference, Prior, compare, expected, learned, paired
+from pytest_trainbench.judge import attribution
+from pytest_trainbench.judge.attribution import Cause
+from pytest_trainbench.judge.noise import DEFAULT, Difference, Prior, compare, expected, learned, paired
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Gates, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Launch, Record, as_stored
 
@@ -247,12 +247,12 @@ def judge(
     unlike: tuple[Cause, ...] = ()
     calm: tuple[Launch, ...] = ()
     if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
-        calm = causes.calm(record, baseline)
+        calm = attribution.calm(record, baseline)
         if len(calm) == len(record.launches):
             calm = ()  # what slowed them, if anything, was not of single launches
         else:
             record, policy, early, note = _undisturbed(record, calm, baseline, policy)
-        unlike = tuple(causes.of_record(record, baseline))
+        unlike = tuple(attribution.of_record(record, baseline))
     if lost := [name for name in judged if not record.values(name)]:
         reason = _went_missing(lost, theirs)
         return Verdict(outcome="incomparable", reason=reason, suspects=listed)
@@ -262,7 +262,7 @@ def judge(
 
     chances, error = _chances(baseline, policy)
     moved = any(name == "machine" for name, _, _ in suspects)
-    paced = any("host" in causes.places(one) for one in (baseline, record))
+    paced = any("host" in attribution.places(one) for one in (baseline, record))
 
     def compared(name: str) -> Change:
         before, now = baseline.values(name), record.values(name)
@@ -363,7 +363,7 @@ def _undisturbed(
     if len(calm) < policy.first + FRESH_LEAST:
         return record, policy, bool(calm) and len(record.launches) < policy.last, None
     left_out = len(record.launches) - len(calm)
-    first = next(filter(None, causes.of_launches(record, baseline)))[0]
+    first = next(filter(None, attribution.of_launches(record, baseline)))[0]
     note = f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}"
     calmed = dataclasses.replace(record, launches=calm)
     return calmed, dataclasses.replace(policy, left_out=left_out), False, note
@@ -371,17 +371,17 @@ def _undisturbed(
 
 def disturbance(record: Record) -> str:
     """What the launches ran under that is not normal, whatever a baseline says; empty where there is nothing."""
-    found = causes.unlike(causes.typical(record.launches), {}, places=causes.places(record))
+    found = attribution.unlike(attribution.typical(record.launches), {}, places=attribution.places(record))
     return ", ".join(cause.what for cause in found)
 
 
 def eased(record: Record, baseline: Record) -> str:
     """What the baseline ran under that was worse than what ``record`` did, so that slower code may hide behind it;
     empty where there is nothing."""
-    now, before = causes.typical(record.launches), causes.typical(baseline.launches)
+    now, before = attribution.typical(record.launches), attribution.typical(baseline.launches)
     if not now:
         return ""
-    found = causes.unlike(before, now, places=causes.places(baseline))
+    found = attribution.unlike(before, now, places=attribution.places(baseline))
     return ", ".join(f"{cause.what}, now {cause.usual}" for cause in found)
 
 
@@ -394,7 +394,7 @@ def _blamed(change: Change, unlike: Sequence[Cause], calm: Sequence[Launch], *, 
         return dataclasses.replace(change, outcome="noisy", doubtful=True)
     if change.outcome == "noisy":
         return change
-    explained = causes.explained(_slowdown(change), change.metric, unlike) and not _slow_when_calm(change, calm)
+    explained = attribution.explained(_slowdown(change), change.metric, unlike) and not _slow_when_calm(change, calm)
     return dataclasses.replace(change, outcome="environment") if explained else change
 
 
@@ -406,7 +406,7 @@ def _slow_when_calm(change: Change, calm: Sequence[Launch]) -> bool:
         return False
     # Towards the change, since launches that are faster than the baseline are not as slow.
     shared = math.log(statistics.median(values) / change.before) / math.log(change.now / change.before)
-    return shared > causes.EXPLAINS_LEAST
+    return shared > attribution.EXPLAINS_LEAST
 
 
 def _slowdown(change: Change) -> float:
@@ -431,7 +431,7 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
     said = f"{title} {movement(change)}"
     if change.outcome == "environment":
         slowdown = _slowdown(change)
-        explained = causes.explained(slowdown, change.metric, unlike)
+        explained = attribution.explained(slowdown, change.metric, unlike)
         # Half of it is enough to blame the machine: what is left may still be the code's.
         most = max(cause.slows for cause in explained)
         part = f"the machine first, which may make it {percent(math.expm1(most))} longer"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytest_trainbench.hardware.environment import Difference, Environment, differences
+from pytest_trainbench.judge.verdict import OUTCOMES
 from pytest_trainbench.store.history import Run, own_code
-from pytest_trainbench.verdict import OUTCOMES
 
 GREEN = ("ok", "saved", "improvement")
 """Outcomes after which a row that did not fail was in order. Others say nothing: such a run is passed over."""
