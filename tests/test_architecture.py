@@ -62,9 +62,9 @@ LADDER = (
     "report.calibration",
     "report.rows",
     "report.cost",
-    "report.effects",
+    "report.one_change",
     "report.terminal",
-    "report.trend",
+    "report.drift",
     "report.markdown",
     # Processes.
     "rank.imported_from",
@@ -79,15 +79,15 @@ LADDER = (
     "runner",
     "calibrate",
     # What users import, and pytest.
-    "hooks",
+    "hookspecs",
     "__init__",
-    "benchmark_bridge",
+    "pytest_benchmark_bridge",
     "session",
     "plugin",
 )
 """Every module, from the lowest to the highest: each may import only those above it in this list."""
 
-KNOWS_PYTEST = {"plugin", "session", "benchmark_bridge"}
+KNOWS_PYTEST = {"plugin", "session", "pytest_benchmark_bridge"}
 
 HEAVY = {"torch", "pandas", "scipy"}
 """Imported inside functions only, so that collecting tests costs nothing and needs no device."""

@@ -27,7 +27,7 @@ from pytest_trainbench.judge.drift import (
     rise,
     watch,
 )
-from pytest_trainbench.report.trend import lines
+from pytest_trainbench.report.drift import lines
 from pytest_trainbench.store.history import Entry, Run
 
 ERROR = 1 / 30 / 200

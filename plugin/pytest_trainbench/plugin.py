@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench import hooks, settings
+from pytest_trainbench import hookspecs, settings
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.judge.aggregate import LOSS_STEPS
 from pytest_trainbench.judge.verdict import OUTCOMES, Verdict
@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(hooks)
+    pluginmanager.add_hookspecs(hookspecs)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,9 +122,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("trainbench_hw") is not None and options.hw != "auto":
         device_kind(config)
     if config.pluginmanager.hasplugin("benchmark"):
-        from pytest_trainbench import benchmark_bridge
+        from pytest_trainbench import pytest_benchmark_bridge
 
-        config.pluginmanager.register(benchmark_bridge, "trainbench-benchmark-bridge")
+        config.pluginmanager.register(pytest_benchmark_bridge, "trainbench-benchmark-bridge")
 
 
 @pytest.hookimpl(trylast=True)  # of what other options leave

@@ -26,7 +26,8 @@ from pytest_trainbench.launch import checkout
 from pytest_trainbench.launch.checkout import Other
 from pytest_trainbench.project.name import project_name
 from pytest_trainbench.project.sources import Tree, overall
-from pytest_trainbench.report import calibration, cost, effects, trend
+from pytest_trainbench.report import calibration, cost, one_change
+from pytest_trainbench.report.drift import lines as drift_lines
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
@@ -288,7 +289,7 @@ class Session:
         )
         for case_id in {one.id for one in found.drifts}:
             log.drifted(case_id)
-        return [*(f"history: {problem}" for problem in problems), *trend.lines(found, log.path.parent.parent)]
+        return [*(f"history: {problem}" for problem in problems), *drift_lines(found, log.path.parent.parent)]
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -305,7 +306,7 @@ class Session:
             price, task = options.price or listed, options.task_samples
             title = cost.title(price=price, hardware=self.hardware.id, task_samples=task)
             tables[title] = cost.table(records, price=price, task_samples=task)
-            if len(changes := effects.table(records)):
+            if len(changes := one_change.table(records)):
                 tables["What one change made"] = changes
         return tables
 
