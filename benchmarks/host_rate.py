@@ -33,7 +33,8 @@ from bench_tests.models.gpt import gpt
 from bench_tests.strategies import STRATEGIES
 from bench_tests.strategies.recipe import Recipe
 from pytest_trainbench.judge.attribution import EXPLAINS_LEAST
-from pytest_trainbench.schema.conditions import CONDITIONS, Rate, looking_s
+from pytest_trainbench.rank.host_counters import looking_s
+from pytest_trainbench.schema.conditions import CONDITIONS, Rate
 
 RANKS = 4
 

@@ -19,8 +19,8 @@ from ranks import TURN, preload
 from pytest_trainbench.judge.aggregate import loss_fault, reduce
 from pytest_trainbench.launch import launcher as launching
 from pytest_trainbench.launch.launcher import Ended, launch
+from pytest_trainbench.rank import host_counters
 from pytest_trainbench.rank.worker import failure_kind
-from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
@@ -142,7 +142,7 @@ def test_a_worker_that_was_killed_for_want_of_memory_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = iter([4, 5])
-    monkeypatch.setattr(conditions, "oom_kills", lambda: next(killed))
+    monkeypatch.setattr(host_counters, "oom_kills", lambda: next(killed))
     ended = run(tmp_path, fault="raise")
     assert ended.outcome == "crash" and "planted; the kernel's out-of-memory killer ended" in str(ended.reason)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 
-from pytest_trainbench.schema import conditions
+from pytest_trainbench.schema.conditions import Conditions
 from pytest_trainbench.schema.metrics import METRICS, Window, counted_collectives, counted_flops
 from pytest_trainbench.schema.record import Launch, Trace
 
@@ -64,7 +64,7 @@ def reduce(
     reference: Sequence[float] | None = None,
     loss_tolerance: float = math.inf,
     loss_from: int = 1,
-    devices: conditions.Conditions = MappingProxyType({}),
+    devices: Conditions = MappingProxyType({}),
 ) -> Launch:
     """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any, from
     step ``loss_from`` on.
@@ -101,13 +101,13 @@ def reduce(
     )
 
 
-def _conditions(traces: Sequence[Trace], devices: conditions.Conditions) -> dict[str, list[float]]:
+def _conditions(traces: Sequence[Trace], devices: Conditions) -> dict[str, list[float]]:
     """What the launch ran under, of the devices that its ranks keep busy."""
     used = sum(trace.devices for trace in traces)
     nodes: dict[int, list[dict[str, float]]] = defaultdict(list)
     for trace in traces:
         nodes[trace.node].append(trace.host)
-    found = conditions.hosts([nodes[node] for node in sorted(nodes)])
+    found = hosts([nodes[node] for node in sorted(nodes)])
     found |= {name: list(values[:used]) for name, values in devices.items()}
     if all("compute_ms" in trace.parts for trace in traces):
         found["rank_compute_ms"] = [trace.parts["compute_ms"] for trace in traces]
@@ -191,3 +191,43 @@ def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) 
         if not math.isfinite(value):
             return f"{name}, which the step says of itself, is {value}"
     return None
+
+
+CAPACITY_LEAST_S = 0.4
+"""Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
+rank and core may be one off."""
+
+
+def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Conditions of one host from what each rank on it counted."""
+    found: dict[str, float] = {}
+
+    def known(*names: str) -> bool:
+        return all(name in one for one in ranks for name in names)
+
+    if known("busy_s", "stolen_s", "idle_s"):
+        first = ranks[0]
+        wanted_s = first["busy_s"] + first["stolen_s"]
+        capacity_s = wanted_s + first["idle_s"]
+        if capacity_s >= CAPACITY_LEAST_S:
+            found["stolen"] = first["stolen_s"] / wanted_s if wanted_s else 0.0
+            if known("own_s"):
+                others_s = first["busy_s"] - sum(one["own_s"] for one in ranks)
+                found["other_cores"] = min(1.0, max(0.0, others_s / capacity_s))
+    if known("waited_s", "at_s"):
+        # Ranks wait for each other, so that the step waits where any of them does: as often as independent ones do.
+        found["waiting"] = 1 - math.prod(max(0.0, 1 - one["waited_s"] / one["at_s"]) for one in ranks)
+    if known("periods", "throttled") and ranks[0]["periods"]:
+        found["quota"] = ranks[0]["throttled"] / ranks[0]["periods"]
+    if known("looking_s"):
+        found["host_rate"] = 1e-6 / max(one["looking_s"] for one in ranks)
+    if known("cpu_mhz"):
+        found["cpu_mhz"] = max(one["cpu_mhz"] for one in ranks)
+    return {name: [value] for name, value in found.items()}
+
+
+def hosts(nodes: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
+    """Conditions of several, in the order of the nodes, where all of them know; from what each rank counted."""
+    found = list(map(host, nodes))
+    known = [name for name in found[0] if all(name in one for one in found)]
+    return {name: [value for one in found for value in one[name]] for name in known}

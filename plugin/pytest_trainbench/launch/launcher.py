@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pytest_trainbench.launch import device_monitor
 from pytest_trainbench.project.sources import union
-from pytest_trainbench.rank import worker
-from pytest_trainbench.schema import conditions
+from pytest_trainbench.rank import host_counters, worker
 from pytest_trainbench.schema.job import CODE, FAILURE, JOB, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
 from pytest_trainbench.schema.record import Trace
 
@@ -73,8 +73,8 @@ class Ended:
 
     ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
     of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
-    while rank 0 timed its steps (:class:`pytest_trainbench.schema.conditions.Watch`). ``code``: fingerprints of the
-    project's files that its ranks imported, by path.
+    while rank 0 timed its steps (:class:`pytest_trainbench.launch.device_monitor.DeviceMonitor`). ``code``:
+    fingerprints of the project's files that its ranks imported, by path.
     """
 
     traces: tuple[Trace, ...] = ()
@@ -134,7 +134,7 @@ def end_fork_server() -> None:
     import multiprocessing.forkserver as server
 
     pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    for one in reversed(conditions.family(Path("/"), pid)) if pid is not None else ():
+    for one in reversed(host_counters.family(Path("/"), pid)) if pid is not None else ():
         with contextlib.suppress(OSError):
             os.kill(one, signal.SIGKILL)
 
@@ -185,7 +185,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
     stopped_by: int | None = None
     problem = ""
     seen = Seen()
-    killed_before = conditions.oom_kills()
+    killed_before = host_counters.oom_kills()
     devices: dict[str, list[float]] = {}
     try:
         with (
@@ -216,7 +216,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         raise KeyboardInterrupt
     if stopped_by is not None:
         os.kill(os.getpid(), stopped_by)
-    killed = None if killed_before is None else conditions.oom_kills()
+    killed = None if killed_before is None else host_counters.oom_kills()
     return Left(
         exit_codes=exit_codes,
         gone=seen.gone,
@@ -493,7 +493,7 @@ def _sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
     ranks start is not asked again, since it would take them for processes that were there before.
     """
     found: dict[str, list[float]] = {}
-    watches: list[conditions.Watch] = []
+    watches: list[device_monitor.DeviceMonitor] = []
     ready, done = threading.Event(), threading.Event()
 
     def timing() -> bool:
@@ -507,7 +507,7 @@ def _sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
         if watch is None or done.is_set():
             return
         watches.append(watch)
-        while not done.wait(conditions.SAMPLE_EVERY_S):
+        while not done.wait(device_monitor.SAMPLE_EVERY_S):
             if timing():
                 watch.sample(ours=_ranks(job.folder))
                 if not timing():  # it may have been over before its clocks were read
@@ -521,19 +521,19 @@ def _sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
         yield found
     finally:
         done.set()
-        thread.join(timeout=conditions.SAMPLE_EVERY_S)
+        thread.join(timeout=device_monitor.SAMPLE_EVERY_S)
         if watches and not thread.is_alive():
             found |= watches[0].conditions()
 
 
-def _watch(job: Job) -> conditions.Watch | None:
+def _watch(job: Job) -> device_monitor.DeviceMonitor | None:
     if not job.device_uuids or job.reference_steps is not None:
         return None
     try:
         import pynvml
     except ImportError:
         return None
-    return conditions.Watch.of(job.device_uuids, nvml=pynvml)
+    return device_monitor.DeviceMonitor.of(job.device_uuids, nvml=pynvml)
 
 
 @contextlib.contextmanager

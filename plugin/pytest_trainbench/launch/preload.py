@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from pytest_trainbench.launch.launcher import PRELOAD_VARIABLE
-from pytest_trainbench.schema.conditions import scattered
+from pytest_trainbench.rank.host_counters import scattered
 
 
 def _preload() -> None:

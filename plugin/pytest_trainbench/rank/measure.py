@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_trainbench.rank import breakdown, energy, flops
+from pytest_trainbench.rank import breakdown, energy, flops, host_counters
 from pytest_trainbench.rank.collectives import count_collectives
 from pytest_trainbench.rank.compilations import count_compilations
-from pytest_trainbench.schema import conditions
 from pytest_trainbench.schema.step import Step
 
 if TYPE_CHECKING:
@@ -95,14 +94,14 @@ def run(
     gc.freeze()
     # Of a rank with several devices the counter would see one.
     counted = energy.counter_of(device) if step.devices == 1 else None
-    looking_s = conditions.looking_s()
-    host = conditions.counters()
+    looking_s = host_counters.looking_s()
+    host = host_counters.counters()
     slowest(0.0)
     before_j = counted() if counted else 0.0
     step_ms, timed_losses = timed_loop(step.run, count, clock)
     energy_j = counted() - before_j if counted else None
-    host = {**conditions.counted(host, conditions.counters()), **conditions.clock_mhz()}
-    host["looking_s"] = (looking_s + conditions.looking_s()) / 2
+    host = {**host_counters.counted(host, host_counters.counters()), **host_counters.clock_mhz()}
+    host["looking_s"] = (looking_s + host_counters.looking_s()) / 2
     gc.unfreeze()
     losses.extend(timed_losses)
     memory = peak_memory(device)

@@ -32,7 +32,7 @@ class Trace:
     ``None`` where they could not be counted. compilations: see
     :func:`pytest_trainbench.rank.compilations.count_compilations`. energy_j: taken by this rank's device in all timed
     steps, ``None`` where it has no counter. host: what its host counted meanwhile
-    (:func:`pytest_trainbench.schema.conditions.counters`). figures: what the step said of itself. devices: that this
+    (:func:`pytest_trainbench.rank.host_counters.counters`). figures: what the step said of itself. devices: that this
     rank keeps busy. phases_s: seconds by phase.
     """
 
