@@ -17,8 +17,8 @@ from bench_tests.results import page as results
 from bench_tests.results import stored as baselines
 from bench_tests.results.page import Listed, page
 from bench_tests.tables.parallel_3d import parallel_3d
-from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.stale import Stale
+from pytest_trainbench.schema.record import Record, read_record
+from pytest_trainbench.store.other_code import Stale
 
 ROOT = Path(__file__).parents[1]
 
