@@ -13,6 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 import conftest as suite
+from bench_tests.tolerances import SAME_FORMATS, TOLERANCES
 from pytest_trainbench import plugin
 from pytest_trainbench.hardware import TABLE
 from pytest_trainbench.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical
@@ -56,6 +57,7 @@ def blocks() -> dict[str, str]:
         "outcomes": outcomes(OUTCOMES),
         "metrics": metrics(),
         "hardware": hardware(),
+        "tolerances": tolerances(),
     }
 
 
@@ -152,6 +154,20 @@ def hardware() -> str:
             "source": f"[source]({row.source})" if row.source.startswith("http") else row.source,
         }
         for row in TABLE.values()
+    )
+
+
+def tolerances() -> str:
+    rows = {f"`{name}`": one for name, one in TOLERANCES.items()} | {"all others": SAME_FORMATS}
+    return table(
+        {
+            "strategy, engine or format": name,
+            "allowed": f"{100 * one.allowed:g} %",
+            "seen": f"{100 * one.seen:.2g} %",
+            "seen on": one.where,
+            "compared steps": "{} to {}".format(*one.steps),
+        }
+        for name, one in rows.items()
     )
 
 
