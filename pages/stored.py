@@ -45,7 +45,7 @@ def sharding_table(found: Sequence[Record]) -> str:
         return ""
     columns = ["strategy", "what it is", "samples/s", "peak MiB", "MFU", "published samples/s"]
     rows = lines[lines["devices"] == str(HEADLINE)].reindex(columns=columns, fill_value="")
-    return table(rows.to_dict("records"))
+    return table({**row, "strategy": f"`{row['strategy']}`"} for row in rows.to_dict("records"))
 
 
 def measured_on(found: Sequence[Record]) -> str:
@@ -72,7 +72,7 @@ def host_bound_sharding(found: Sequence[Record]) -> str:
     """Step time, compute time and the spread between launches, with which rows wait for their host."""
     return table(
         {
-            "strategy": one.case.params["strategy"],
+            "strategy": f"`{one.case.params['strategy']}`",
             "step ms": f"{median(one.values('step_ms')):.1f}",
             "compute ms": figure(one.middle("compute_ms"), "{:.1f}"),
             "spread between launches": percent(spread(one)),
