@@ -137,7 +137,7 @@ def _labels(points: Sequence[Point], spots: Sequence[tuple[float, float]]) -> It
             found = None
             for left in (x + 12, x - 12 - width):
                 area = Area(x=left, y=y + away * LINE / 2 - LINE / 2, width=width, height=LINE)
-                inside = LEFT <= left and left + width <= WIDTH - RIGHT
+                inside = left >= LEFT and left + width <= WIDTH - RIGHT
                 if inside and not any(area.meets(other) for other in taken):
                     found = area
                     break

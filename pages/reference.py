@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,6 @@ from typing import Any
 
 from tabulate import tabulate
 
-import conftest as suite
 from bench_tests.tolerances import SAME_FORMATS, TOLERANCES
 from pytest_trainbench import plugin
 from pytest_trainbench.hardware import TABLE
@@ -74,9 +74,9 @@ def options(rows: Mapping[str, Option]) -> str:
     """One line an option: its flag, its environment and ini names, and its help."""
     return table(
         {
-            "option": f"`{flag(name)}{f' {one.metavar}' if one.metavar else ''}`",
-            "environment, ini": f"`TRAINBENCH_{name.upper()}`, `trainbench_{name}`",
+            "option": code(f"{flag(name)} {one.metavar or ''}".strip()),
             "meaning": one.help.replace("%%", "%"),
+            "environment, ini": f"`TRAINBENCH_{name.upper()}`, `trainbench_{name}`",
         }
         for name, one in rows.items()
     )
@@ -94,7 +94,7 @@ class Asked:
 
 def suite_options() -> str:
     parser = Asked()
-    suite.pytest_addoption(parser)  # type: ignore[arg-type]
+    runpy.run_path(str(ROOT / "conftest.py"))["pytest_addoption"](parser)
     return table(
         {"option": f"`{name}`", "values": ", ".join(f"`{one}`" for one in how["choices"]), "meaning": how["help"]}
         for name, how in parser.options.items()
@@ -177,9 +177,14 @@ def docstring(thing: object) -> str:
     return text.replace("``", "`")
 
 
+def code(said: str) -> str:
+    """As code in a cell. A bar would end the cell, and GitHub and mkdocs escape it in different ways."""
+    return f"<code>{said.replace('|', '&#124;')}</code>" if "|" in said else f"`{said}`"
+
+
 def table(lines: Iterable[Mapping[str, str]]) -> str:
     """A Markdown table; columns of figures are aligned to the right. Empty without lines."""
-    rows = [{name: cell.replace("|", "\\|") for name, cell in line.items()} for line in lines]
+    rows = [{name: cell.replace("|", "&#124;") for name, cell in line.items()} for line in lines]
     if not rows:
         return ""
     columns = [[row[name] for row in rows] for name in rows[0]]

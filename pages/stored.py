@@ -63,7 +63,7 @@ def measured_on(found: Sequence[Record]) -> str:
     launches = sorted({len(one.launches) for one in rows})
     device = " and ".join(sorted({str(one.environment["must_match"]["device"]) for one in rows}))
     return (
-        f"{HEADLINE} × {device}, {', '.join(versions)}; medians of {span(launches, '{:d}')} launches a row,"
+        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; medians of {span(launches, '{:d}')} launches a row,"
         f" on {machines} machine{'s' * (machines > 1)}."
     )
 
