@@ -18,14 +18,14 @@ from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
 from bench_tests.trainer.turns import Turns
 from pytest_trainbench.judge.aggregate import loss_fault
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.schema.record import Launch
 
 CPU = torch.device("cpu")
 WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
 
 
-def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
+def end(folder: Path, builder: str, *, dp: int, **params: Any) -> LaunchResult:
     return start(folder, f"bench_tests.trainer.steps:{builder}", mesh=f"dp{dp}", **{**WORK, **params})
 
 
