@@ -51,6 +51,7 @@ LADDER = (
     "store.other_code",
     "stale",
     "judge",
+    "judge.validity",
     "judge.aggregate",
     "judge.noise",
     "judge.attribution",

@@ -15,7 +15,7 @@ from ranks import launched, start
 from bench_tests.models import find_model
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
 from bench_tests.tables import ddp_scaling, tables
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.schema.record import Launch, Record
 
 BUILDER = "bench_tests.training:train_step"

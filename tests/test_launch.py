@@ -16,7 +16,8 @@ import pytest
 import torch
 from ranks import TURN, preload
 
-from pytest_trainbench.judge.aggregate import loss_fault, reduce
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.launch import result, watchdog
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult

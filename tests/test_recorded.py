@@ -16,7 +16,7 @@ from bench_tests.cuda_graph import Recording
 from bench_tests.engines import ENGINES
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
 from bench_tests.strategies.recipe import Recipe, Trainee
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 
 ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
 

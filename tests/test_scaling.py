@@ -11,7 +11,7 @@ from ranks import launched, start
 from bench_tests.strategies import STRATEGIES
 from bench_tests.tables.scaling import PUBLISHED
 from bench_tests.test_scaling import MESHES, SPLIT_TOLERANCE, WORK, learning_rate
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 
 TRAIN = "bench_tests.training:train_step"
 

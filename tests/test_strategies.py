@@ -18,7 +18,7 @@ from bench_tests.strategies import STRATEGIES
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.strategies.reference import reference
 from bench_tests.strategies.units import sizes, unite
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.schema.record import Launch
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench_tests.strategies.recipe import Recipe
 from bench_tests.trainer.steps import begin_as_elsewhere
 from bench_tests.trainer.turns import Turns
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.schema.record import Launch
 

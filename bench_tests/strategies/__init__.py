@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_trainbench.judge.aggregate import LOSS_STEPS
+from pytest_trainbench.judge.validity import LOSS_STEPS
 
 if TYPE_CHECKING:
     from bench_tests.strategies.recipe import Trainee

@@ -69,7 +69,7 @@ class Window:
 
     step_ms: the slowest rank's time of each step. total_s: the slowest rank's time for the whole window.
     peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown. loss_deviation: see
-    :func:`pytest_trainbench.judge.aggregate.loss_deviation`.
+    :func:`pytest_trainbench.judge.validity.loss_deviation`.
     """
 
     step_ms: Sequence[float]
