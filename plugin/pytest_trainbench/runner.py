@@ -19,8 +19,12 @@ from typing import Any, Protocol
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.compare import learn
+from pytest_trainbench.judge.explain import disturbance, eased
+from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.policy import Policy, Priors
 from pytest_trainbench.judge.validity import LOSS_STEPS
-from pytest_trainbench.judge.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
+from pytest_trainbench.judge.verdict import foreseen, judge
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources

@@ -78,7 +78,7 @@ def reduce(
         loss_deviation=None if reference is None else loss_deviation(losses, reference, loss_from),
     )
     readings = {name: metric.read(window) for name, metric in METRICS.items()}
-    fault = launch_fault(traces, losses, readings["mfu"])
+    fault = launch_fault(traces, losses, window.mfu)
     if fault is None and reference is not None:
         fault = loss_fault(losses, reference, loss_tolerance, loss_from)
     return Launch(
@@ -103,8 +103,9 @@ def _conditions(traces: Sequence[Trace], devices: Conditions) -> dict[str, list[
         nodes[trace.node].append(trace.host)
     found = hosts([nodes[node] for node in sorted(nodes)])
     found |= {name: list(values[:used]) for name, values in devices.items()}
-    if all("compute_ms" in trace.parts for trace in traces):
-        found["rank_compute_ms"] = [trace.parts["compute_ms"] for trace in traces]
+    computes_ms = [trace.compute_ms for trace in traces if trace.compute_ms is not None]
+    if len(computes_ms) == len(traces):
+        found["rank_compute_ms"] = computes_ms
     return found
 
 

@@ -29,9 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.hardware.detect import find
-from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, mismatches
+from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, fact, mismatches
 from pytest_trainbench.hardware.resolve import Hardware, resolve
-from pytest_trainbench.judge.verdict import fact
 from pytest_trainbench.launch.fork_server import start_fork_server
 from pytest_trainbench.launch.launcher import Part, launch, run_ranks
 from pytest_trainbench.launch.result import LOG, LOG_LINES, LaunchResult, NodeResult, collect, log_of
