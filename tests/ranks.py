@@ -13,7 +13,9 @@ import pytest
 from filelock import FileLock
 
 from pytest_trainbench.judge.aggregate import reduce
-from pytest_trainbench.launch.launcher import Ended, launch, start_fork_server
+from pytest_trainbench.launch.fork_server import start_fork_server
+from pytest_trainbench.launch.launcher import launch
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
@@ -56,7 +58,7 @@ def start(
     limit_s: float = 300.0,
     reference_steps: int | None = None,
     **params: Any,
-) -> Ended:
+) -> LaunchResult:
     """Ends of the ranks that train for so many steps of warm-up and so many timed ones."""
     job = Job(
         case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
@@ -73,7 +75,7 @@ def start(
         return launch(job)
 
 
-def launched(ended: Ended) -> Launch:
+def launched(ended: LaunchResult) -> Launch:
     """The launch of ranks that came to their end; skips where this CPU lacks fp16."""
     if NO_FP16 in str(ended.reason):
         pytest.skip(NO_FP16)

@@ -10,84 +10,81 @@ from pathlib import Path
 import pytest
 
 import pytest_trainbench
+from pytest_trainbench.schema.metrics import METRICS
 
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
-LADDER = (
-    "project",
-    "project.git",
-    "project.rootdir",
-    "project.sources",
-    "project.name",
-    "schema",
-    # The words everyone shares.
-    "schema.mesh",
-    "schema.case",
-    "schema.plan",
-    "schema.job",
-    "schema.step",
-    "schema.record",
-    "hardware",
-    "hardware.catalog",
-    "hardware.resolve",
-    "schema.conditions",
-    # From what a rank saw to a verdict.
-    "schema.metrics",
-    "rank",
-    "rank.flops",
-    "rank.collectives",
-    "rank.compilations",
-    "rank.slowdown",
-    "rank.breakdown",
-    "rank.energy",
-    "rank.host_counters",
-    "rank.measure",
-    "hardware.detect",
-    "hardware.environment",
-    "store",
-    "store.baseline",
-    "store.history",
-    "store.dataframe",
-    "store.other_code",
-    "stale",
-    "judge",
-    "judge.aggregate",
-    "judge.noise",
-    "judge.attribution",
-    "judge.verdict",
-    "judge.drift",
-    "judge.red_since",
-    "settings",
-    # Text.
-    "report",
-    "report.calibration",
-    "report.rows",
-    "report.cost",
-    "report.one_change",
-    "report.terminal",
-    "report.drift",
-    "report.markdown",
-    # Processes.
-    "rank.imported_from",
-    "rank.worker",
-    "launch",
-    "launch.device_monitor",
-    "launch.checkout",
-    "launch.launcher",
-    "launch.preload",
-    "launch.side_process",
-    "launch.cluster",
-    "nodes",
-    "runner",
-    "calibrate",
-    # What users import, and pytest.
-    "hookspecs",
-    "__init__",
-    "pytest_benchmark_bridge",
-    "session",
-    "plugin",
-)
-"""Every module, from the lowest to the highest: each may import only those above it in this list."""
+LADDER: dict[str, tuple[str, ...]] = {
+    "schema": ("mesh", "case", "step", "plan", "job", "record", "metrics", "conditions"),
+    "project": ("git", "rootdir", "sources", "name"),
+    "hardware": ("catalog", "resolve", "detect", "environment"),
+    "rank": (
+        "flops",
+        "collectives",
+        "compilations",
+        "slowdown",
+        "breakdown",
+        "energy",
+        "host_counters",
+        "imported_from",
+        "measure",
+        "worker",
+    ),
+    "launch": (
+        "fork_server",
+        "preload",
+        "ranks",
+        "device_monitor",
+        "watchdog",
+        "result",
+        "launcher",
+        "checkout",
+        "side_process",
+        "cluster",
+    ),
+    "store": ("baseline", "history", "dataframe", "other_code"),
+    "judge": (
+        "validity",
+        "aggregate",
+        "noise",
+        "attribution",
+        "outcome",
+        "policy",
+        "compare",
+        "explain",
+        "verdict",
+        "drift",
+        "red_since",
+    ),
+    "report": ("calibration", "rows", "cost", "one_change", "terminal", "drift", "markdown"),
+    "": (
+        "stale",
+        "settings",
+        "nodes",
+        "runner",
+        "calibrate",
+        "hookspecs",
+        "__init__",
+        "pytest_benchmark_bridge",
+        "session",
+        "plugin",
+    ),
+}
+"""Every folder and, in each, every module, from the lowest to the highest: a module imports only what stands before it,
+in its own folder or in one of those that :data:`IMPORTS` names. The last folder is the package itself."""
+
+IMPORTS: dict[str, set[str]] = {
+    "schema": set(),
+    "project": set(),
+    "hardware": {"schema"},
+    "rank": {"schema", "project"},
+    "launch": {"schema", "project", "hardware", "rank"},
+    "store": {"schema", "project", "hardware"},
+    "judge": {"schema", "hardware", "store"},
+    "report": {"schema", "project", "hardware", "store", "judge"},
+    "": {"schema", "project", "hardware", "launch", "store", "judge", "report"},
+}
+"""The folders that the modules of a folder import."""
 
 KNOWS_PYTEST = {"plugin", "session", "pytest_benchmark_bridge"}
 
@@ -143,15 +140,55 @@ def roots(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
+def place(module: str) -> tuple[str, str]:
+    """The folder of a module, empty for the package itself, and its name there. A folder is its own ``__init__``."""
+    folder, _, name = module.rpartition(".")
+    return (module, "__init__") if not folder and name in LADDER else (folder, name)
+
+
 def test_every_module_has_its_place_and_every_place_its_module() -> None:
-    assert len(set(LADDER)) == len(LADDER)
-    assert set(FILES) == set(LADDER)
+    folders = [folder for folder in LADDER if folder]
+    assert set(FILES) == {
+        *folders,
+        *(f"{at}.{name}".removeprefix(".") for at, inside in LADDER.items() for name in inside),
+    }
+    assert all(len(set(inside)) == len(inside) for inside in LADDER.values())
+
+
+def test_a_folder_imports_lower_folders_only() -> None:
+    assert list(IMPORTS) == list(LADDER)
+    for number, (folder, lower) in enumerate(IMPORTS.items()):
+        assert lower <= set(list(LADDER)[:number]), folder
 
 
 @pytest.mark.parametrize("module", FILES)
 def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
-    allowed = set(LADDER[: LADDER.index(module)])
-    assert ours(everywhere(FILES[module].read_text())) - allowed == set()
+    at, name = place(module)
+    below = LADDER[at][: LADDER[at].index(name)] if name in LADDER[at] else ()
+    for other in ours(everywhere(FILES[module].read_text())):
+        there, its_name = place(other)
+        assert its_name in below if there == at else there in IMPORTS[at], f"{module} imports {other}"
+
+
+def test_each_folder_imports_all_that_it_is_said_to() -> None:
+    found: dict[str, set[str]] = {folder: set() for folder in LADDER}
+    for module, path in FILES.items():
+        at, _ = place(module)
+        found[at] |= {place(other)[0] for other in ours(everywhere(path.read_text()))} - {at}
+    assert found == IMPORTS
+
+
+@pytest.mark.parametrize("folder", [folder for folder in LADDER if folder])
+def test_a_folder_says_what_lives_there_and_what_it_imports(folder: str) -> None:
+    """And nothing else: whoever imports from a folder names the module."""
+    (statement,) = ast.parse(FILES[folder].read_text()).body
+    assert isinstance(statement, ast.Expr)
+    said = " ".join(ast.literal_eval(statement.value).split())
+    _, _, imports = said.partition(" Imports ")
+    assert imports, said
+    if not IMPORTS[folder]:
+        assert imports == "nothing but the standard library."
+    assert {name for name in LADDER if name and f"{name}/" in imports.partition(";")[0]} == IMPORTS[folder]
 
 
 @pytest.mark.parametrize("module", FILES)
@@ -176,6 +213,15 @@ def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported(
         pending |= ours(on_import(FILES[module].read_text())) - reached
     found = {root for module in reached for root in roots(on_import(FILES[module].read_text()))}
     assert found - {"pytest_trainbench", *sys.stdlib_module_names} == set()
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if module.startswith("judge.")])
+def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None:
+    """What is particular to a metric is data of its row."""
+    constants = {
+        node.value for node in ast.walk(ast.parse(FILES[module].read_text())) if isinstance(node, ast.Constant)
+    }
+    assert constants & METRICS.keys() == set()
 
 
 def test_no_file_is_a_drawer_for_everything() -> None:

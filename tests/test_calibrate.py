@@ -17,7 +17,7 @@ from pytest_trainbench import runner, settings
 from pytest_trainbench.calibrate import PLANTED, calibrate
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
@@ -43,10 +43,10 @@ def calibrated(
     """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
     jobs: list[Job] = []
 
-    def launch(job: Job, **_: Any) -> Ended:
+    def launch(job: Job, **_: Any) -> LaunchResult:
         jobs.append(job)
         found = {"step_ms": [step_ms(len(jobs) - 1) + job.delay_ms] * 4, **seen(len(jobs) - 1)}
-        return Ended(traces=(trace(0, **found), trace(1, **found)))
+        return LaunchResult(traces=(trace(0, **found), trace(1, **found)))
 
     monkeypatch.setattr(runner, "launch", launch)
     of = Runner(

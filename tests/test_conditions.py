@@ -17,7 +17,7 @@ import pytest
 from samples import case, trace
 
 from pytest_trainbench.judge.aggregate import host, reduce
-from pytest_trainbench.launch import device_monitor, launcher
+from pytest_trainbench.launch import device_monitor
 from pytest_trainbench.launch.device_monitor import REASONS, DeviceMonitor
 from pytest_trainbench.rank import host_counters
 from pytest_trainbench.rank.host_counters import (
@@ -367,11 +367,11 @@ def test_devices_are_watched_while_rank_0_is_timing(
         DeviceMonitor.sample(watch, ours)
 
     monkeypatch.setattr(device_monitor, "SAMPLE_EVERY_S", 0.001)
-    monkeypatch.setattr(launcher, "_watch", lambda job: watch)
+    monkeypatch.setattr(device_monitor, "monitor", lambda job: watch)
     monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text(phase)
     (tmp_path / "pid-0").write_text("17")
-    with launcher._sampled(job(tmp_path), 0) as devices:
+    with device_monitor.sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + (10.0 if seen else 0.1)
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -389,10 +389,10 @@ def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypa
         sampled.append(ours)
 
     monkeypatch.setattr(device_monitor, "SAMPLE_EVERY_S", 0.001)
-    monkeypatch.setattr(launcher, "_watch", lambda job: watch)
+    monkeypatch.setattr(device_monitor, "monitor", lambda job: watch)
     monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launcher._sampled(job(tmp_path), 0) as devices:
+    with device_monitor.sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -412,10 +412,10 @@ def test_processes_are_asked_for_now_and_then() -> None:
 def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it says when the ranks are there already is not taken for what was there before them."""
     answers = threading.Event()
-    monkeypatch.setattr(launcher, "DRIVER_S", 0.01)
-    monkeypatch.setattr(launcher, "_watch", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
+    monkeypatch.setattr(device_monitor, "DRIVER_S", 0.01)
+    monkeypatch.setattr(device_monitor, "monitor", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launcher._sampled(job(tmp_path), 0) as devices:
+    with device_monitor.sampled(job(tmp_path), 0) as devices:
         answers.set()
         time.sleep(2 * device_monitor.SAMPLE_EVERY_S)
     assert devices == {}
@@ -423,7 +423,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("replaced", [{"device_uuids": ()}, {"reference_steps": 3}])
 def test_without_devices_or_without_timing_nothing_is_watched(replaced: dict[str, Any], tmp_path: Path) -> None:
-    with launcher._sampled(job(tmp_path, **replaced), 0) as devices:
+    with device_monitor.sampled(job(tmp_path, **replaced), 0) as devices:
         pass
     assert devices == {}
 

@@ -16,9 +16,11 @@ import pytest
 import torch
 from ranks import TURN, preload
 
-from pytest_trainbench.judge.aggregate import loss_fault, reduce
-from pytest_trainbench.launch import launcher as launching
-from pytest_trainbench.launch.launcher import Ended, launch
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.validity import loss_fault
+from pytest_trainbench.launch import result, watchdog
+from pytest_trainbench.launch.launcher import launch
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.rank import host_counters
 from pytest_trainbench.rank.worker import failure_kind
 from pytest_trainbench.schema.case import Case
@@ -61,7 +63,7 @@ def job(
     )
 
 
-def run(folder: Path, **how: Any) -> Ended:
+def run(folder: Path, **how: Any) -> LaunchResult:
     """The launch of such a :func:`job`."""
     with TURN:
         return launch(job(folder, **how))
@@ -133,8 +135,8 @@ def test_who_may_have_killed_a_rank_is_said(
     (tmp_path / "progress-1").write_text("building the step")
     case = Case(builder="steps:linear", mesh=MeshShape(dp=2), params={})
     job = Job(case=case, device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
-    left = launching.Left(exit_codes={1: -signal.SIGKILL}, out_of_memory={0: None, 1: out_of_memory})
-    ended = launching.collect(job, left)
+    left = result.NodeResult(exit_codes={1: -signal.SIGKILL}, out_of_memory={0: None, 1: out_of_memory})
+    ended = result.collect(job, left)
     assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
 
 
@@ -152,7 +154,7 @@ def test_a_rank_that_exits_as_if_all_were_well_ends_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     """For the agent it has not failed, only not returned yet."""
-    monkeypatch.setattr(launching, "GRACE_S", 2.0)
+    monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     before = signal.getsignal(signal.SIGTERM)
     ended = run(tmp_path, ranks=ranks, fault="exit 0")
     died = f"rank {ranks - 1} exited with code 0 while building the step"
@@ -191,7 +193,7 @@ def test_a_process_group_that_cannot_be_taken_down_spoils_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """NCCL's may hang, where a step recorded a CUDA graph with a collective in it; it may keep the interpreter, too."""
-    monkeypatch.setattr(launching, "GRACE_S", 2.0)
+    monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     with TURN:
         began = time.monotonic()
         ended = run(tmp_path, fault=fault, limit_s=120)
@@ -358,24 +360,6 @@ def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) 
     assert parent.returncode != 0
 
 
-def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[Path] = []
-    monkeypatch.setattr(launching, "GRACE_S", 0.0)
-    monkeypatch.setattr(launching, "_kill_ranks", killed.append)
-    monkeypatch.setattr(launching, "end_fork_server", lambda: None)
-    job = Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
-              limit_s=0.2, collective_limit_s=0.1)  # fmt: skip
-
-    def gone(_: str) -> None:
-        raise BrokenPipeError
-
-    with launching._watched(job, range(1), gone, launching.Seen()):
-        until = time.monotonic() + 10
-        while not killed and time.monotonic() < until:
-            time.sleep(0.02)
-    assert tmp_path in killed
-
-
 def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a collective's limit \(9 s\) must be below the launch's \(5 s\)"):
         Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
@@ -392,13 +376,13 @@ def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {HERE!r})\n"
         "if __name__ == '__main__':\n"
-        "    from pytest_trainbench.launch import launcher as launch\n"
+        "    from pytest_trainbench.launch import fork_server, launcher, watchdog\n"
         "    from test_launch import job\n"
-        "    launch.GRACE_S = 1\n"
-        "    launch.start_fork_server('hangs_on_import')\n"
-        f"    ended = launch.launch(job(Path({str(tmp_path)!r}) / 'a', limit_s=2))\n"
+        "    watchdog.GRACE_S = 1\n"
+        "    fork_server.start_fork_server('hangs_on_import')\n"
+        f"    ended = launcher.launch(job(Path({str(tmp_path)!r}) / 'a', limit_s=2))\n"
         "    print(ended.outcome, ended.reason, ended.detail, sep='|')\n"
-        f"    print(launch.launch(job(Path({str(tmp_path)!r}) / 'b')).outcome)\n"
+        f"    print(launcher.launch(job(Path({str(tmp_path)!r}) / 'b')).outcome)\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     with TURN:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -25,9 +24,8 @@ from pytest_trainbench.hardware.resolve import resolve
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.attribution import unlike
 from pytest_trainbench.launch import cluster
-from pytest_trainbench.launch import launcher as launching
-from pytest_trainbench.launch.cluster import Lead
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.cluster import Leader
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
@@ -47,7 +45,7 @@ class Session:
         self.environment = capture(hardware, folder)
         """Of this node."""
         path = [HERE, *(entry for entry in sys.path if entry)]
-        self.lead = Lead(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
+        self.lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
         self.log = folder / "node.log"
         self.other = other_node(self.lead.address, self.log)
         self.launches = 0
@@ -64,7 +62,7 @@ class Session:
             import_path=(HERE,),
         )
 
-    def run(self, **how: Any) -> Ended:
+    def run(self, **how: Any) -> LaunchResult:
         preload()
         with TURN:
             return self.lead.launch(self.job(**how), progress=lambda _: None)
@@ -302,13 +300,13 @@ nodes._end("the session is over", code=3)
 
 
 def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) -> None:
-    lead = Lead(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
+    lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
     port = int(lead.address.rpartition(":")[2])
-    stopped = cluster.Follower("localhost", port, wait_s=30)
+    stopped = cluster.NodeAgent("localhost", port, wait_s=30)
     del stopped
-    again = cluster.Follower("localhost", port, wait_s=30)
+    again = cluster.NodeAgent("localhost", port, wait_s=30)
     assert (again.join(), again.node) == ("", 1)
-    third = cluster.Follower("localhost", port, wait_s=30)
+    third = cluster.NodeAgent("localhost", port, wait_s=30)
     assert third.join() == "the session has its 2 nodes already"
     lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
     assert len(lead.names) == 2
@@ -316,7 +314,7 @@ def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) 
 
 def test_a_node_that_is_not_alike_is_told_on_both_ends(tmp_path: Path) -> None:
     hardware = dataclasses.replace(resolve("cpu", find("cpu")), id="cpu-another-96c")
-    lead = Lead(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
+    lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
     other = other_node(lead.address, tmp_path / "log")
     with pytest.raises(ValueError, match=r"node 1 \(.*\) cannot take part: --hw cpu-another-96c: this machine is cpu-"):
         lead.gather(capture(hardware, tmp_path), limit_s=60, progress=lambda _: None)
@@ -352,7 +350,7 @@ def test_nodes_must_be_alike_but_in_what_names_them() -> None:
 
 def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) -> None:
     lead: Any = SimpleNamespace(devices=8, machines=["0123abcd", "ffffffff", "ba987654"], nodes=3)
-    lead.nodes_for = lambda mesh: Lead.nodes_for(lead, mesh)
+    lead.nodes_for = lambda mesh: Leader.nodes_for(lead, mesh)
     several = cluster.Cluster(environment=environment(), import_path=(), root=tmp_path, lead=lead)
     one, two, three = (several.environment_of(case(mesh=f"dp{8 * count}")) for count in (1, 2, 3))
     assert one == environment()
@@ -360,21 +358,6 @@ def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) ->
     assert len({one.machine, two.machine, three.machine}) == 3
     lead.machines[1:] = reversed(lead.machines[1:])
     assert several.environment_of(case(mesh="dp24")) == three, "the nodes come in any order"
-
-
-def test_who_fell_before_the_others_were_cut_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of its node may take seconds to end after it, and meanwhile another node has missed it."""
-    killed: list[Path] = []
-    monkeypatch.setattr(launching, "_kill_ranks", killed.append)
-    monkeypatch.setattr(launching, "_ended", lambda folder: {2, 3} if killed else {2})
-    job = Job(case=case(mesh="dp4"), device_kind="cpu", folder=tmp_path, limit_s=60, collective_limit_s=30)
-    seen = launching.Seen()
-    with launching._watched(job, range(2, 4), lambda _: None, seen, cut=lambda: True):
-        wait_for(lambda: len(killed) > 6)
-    by_signal = SimpleNamespace(exitcode=-signal.SIGKILL)
-    assert (seen.cut, seen.gone, seen.ended) == (True, {2}, {2})
-    assert [seen.ours(2, by_signal), seen.ours(3, by_signal)] == [False, True]
-    assert not seen.ours(3, SimpleNamespace(exitcode=3))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
 from bench_tests.tolerances import tolerance
-from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Launch

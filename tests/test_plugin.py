@@ -12,7 +12,7 @@ from own_project import STEP, TEST, pytest_run, stored
 from test_launch import wait_until_gone
 
 import pytest_trainbench
-from pytest_trainbench.judge.verdict import Verdict
+from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
 from pytest_trainbench.report.rows import Row
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from samples import MIB, record, trace
 
-from pytest_trainbench.judge.aggregate import loss_deviation, loss_fault, reduce, steady_from
-from pytest_trainbench.judge.verdict import judge, learn
+from pytest_trainbench.judge.aggregate import reduce, steady_from
+from pytest_trainbench.judge.compare import learn
+from pytest_trainbench.judge.validity import loss_deviation, loss_fault
+from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.schema.record import Launch, Trace, dump
 
 

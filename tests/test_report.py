@@ -12,7 +12,10 @@ import pandas as pd
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
-from pytest_trainbench.judge.verdict import GENERATED, Policy, Verdict, judge
+from pytest_trainbench.judge.compare import GENERATED
+from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.policy import Policy
+from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row, table
 from pytest_trainbench.schema.record import Record

@@ -19,7 +19,7 @@ from samples import case, failed, launch, record, trace
 from pytest_trainbench import runner, settings
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Runner
 from pytest_trainbench.schema.case import Case
@@ -30,8 +30,8 @@ from pytest_trainbench.store import baseline
 
 HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)
 ENVIRONMENT = Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd")
-RAN = Ended(traces=(trace(0), trace(1)))
-FAILURES = {outcome: Ended(outcome=outcome, reason="because") for outcome in ("oom", "timeout", "crash")}
+RAN = LaunchResult(traces=(trace(0), trace(1)))
+FAILURES = {outcome: LaunchResult(outcome=outcome, reason="because") for outcome in ("oom", "timeout", "crash")}
 CURE = "see that nothing else takes the device's memory, and save it again"
 
 Run = Callable[..., Row]
@@ -43,7 +43,7 @@ class Machine:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.ended = RAN
-        self.endings: Iterator[Ended] = iter(())
+        self.endings: Iterator[LaunchResult] = iter(())
         """Of the first launches."""
         self.step_ms: Iterator[float] = iter(())
         """Step times of the launches to come; after the last, ``ended``."""
@@ -52,13 +52,13 @@ class Machine:
         self.devices: Iterator[dict[str, list[float]]] = itertools.repeat({})
         """What their devices ran under."""
 
-    def __call__(self, job: Job, **_: Any) -> Ended:
+    def __call__(self, job: Job, **_: Any) -> LaunchResult:
         self.jobs.append(job)
         for ended in self.endings:
             return ended
         for ms in self.step_ms:
             seen = {"step_ms": [ms] * 4, **self.seen}
-            return Ended(traces=(trace(0, **seen), trace(1, **seen)), devices=next(self.devices))
+            return LaunchResult(traces=(trace(0, **seen), trace(1, **seen)), devices=next(self.devices))
         return self.ended
 
 
@@ -178,7 +178,7 @@ def test_saving_ignores_a_broken_baseline(tmp_path: Path, machine: Machine) -> N
 @pytest.mark.parametrize("stored", [None, record(), record(failed("oom"))], ids=["none", "ok", "oom"])
 @pytest.mark.parametrize(("ended", "outcome"), [(RAN, "saved"), (FAILURES["oom"], "oom")], ids=["ran", "oom"])
 def test_what_is_saved_passes_in_ci_too(
-    ended: Ended, outcome: str, stored: Record | None, tmp_path: Path, machine: Machine
+    ended: LaunchResult, outcome: str, stored: Record | None, tmp_path: Path, machine: Machine
 ) -> None:
     if stored is not None:
         save(tmp_path, stored)
@@ -215,7 +215,7 @@ def test_memory_that_ran_out_after_launches_that_fitted_is_not_saved(tmp_path: P
     ids=["by chance", "then a crash", "it does not fit", "as before", "new"],
 )
 def test_where_a_baseline_fitted_memory_must_run_out_twice(
-    then: Ended, stored: Record | None, launches: int, reason: str | None, tmp_path: Path, machine: Machine
+    then: LaunchResult, stored: Record | None, launches: int, reason: str | None, tmp_path: Path, machine: Machine
 ) -> None:
     """Another process may have had the device's memory: every night that fits would then be better, and none slower."""
     if stored is not None:
@@ -309,7 +309,7 @@ def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine
     ],
 )
 def test_how_to_accept_is_said_where_saving_would_help(
-    ended: Ended, stored: Record | None, outcome: str, offered: bool, tmp_path: Path, machine: Machine
+    ended: LaunchResult, stored: Record | None, outcome: str, offered: bool, tmp_path: Path, machine: Machine
 ) -> None:
     if stored is not None:
         save(tmp_path, stored)
@@ -330,7 +330,7 @@ def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_
 
 def test_a_first_launch_that_cannot_be_believed_is_the_last(tmp_path: Path, machine: Machine) -> None:
     """Its ranks ended well, and its figures are wrong: nothing more is started, on either side."""
-    wrong = Ended(traces=(trace(0), trace(1, digest_after="other")))
+    wrong = LaunchResult(traces=(trace(0), trace(1, digest_after="other")))
     machine.ended = wrong
     alone = row(made(tmp_path, launches="3"), case())
     assert (alone.verdict.outcome, len(machine.jobs)) == ("invalid", 1)
@@ -368,7 +368,7 @@ class Elsewhere:
     root = Path("/checkout")
     environment = dataclasses.replace(ENVIRONMENT, suspects={"commit": "0123456789ab"})
 
-    def __init__(self, order: list[str], *step_ms: float, ended: Ended = RAN) -> None:
+    def __init__(self, order: list[str], *step_ms: float, ended: LaunchResult = RAN) -> None:
         self.machine = Machine()
         self.machine.step_ms, self.machine.ended = iter(step_ms), ended
         self.order = order
@@ -376,7 +376,7 @@ class Elsewhere:
     def environment_of(self, case: Case) -> Environment:
         return self.environment
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
         assert job.import_path == self.import_path
         self.order.append("A")
         return self.machine(job)
@@ -387,7 +387,7 @@ class HereNoted(Here):
 
     order: ClassVar[list[str]] = []
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
         self.order.append("B")
         return super().launch(job, progress=progress)
 
@@ -397,7 +397,7 @@ def compared(
     machine: Machine,
     *step_ms: float,
     before: tuple[float, ...],
-    ended: Ended = RAN,
+    ended: LaunchResult = RAN,
     reference: Reference | None = None,
     **options: str,
 ) -> tuple[Row, str]:

@@ -20,7 +20,7 @@ from test_launch import HERE, QUICK
 
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch.checkout import find
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.launch.side_process import THIS_SIDE, Message, SideProcess, _listen, sides
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
@@ -135,7 +135,7 @@ def two(tmp_path: Path) -> Iterator[tuple[SideProcess, SideProcess]]:
         yield both
 
 
-def run(side: SideProcess, folder: Path, **params: object) -> Ended:
+def run(side: SideProcess, folder: Path, **params: object) -> LaunchResult:
     return side.launch(
         Job(
             case=Case(builder="steps:linear", mesh=MeshShape(dp=2), params=params),

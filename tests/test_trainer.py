@@ -17,15 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench_tests.steps.hf_trainer import begin_as_elsewhere
 from bench_tests.steps.turns import Turns
 from bench_tests.training.recipe import Recipe
-from pytest_trainbench.judge.aggregate import loss_fault
-from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.schema.record import Launch
 
 CPU = torch.device("cpu")
 WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}
 
 
-def end(folder: Path, builder: str, *, dp: int, **params: Any) -> Ended:
+def end(folder: Path, builder: str, *, dp: int, **params: Any) -> LaunchResult:
     return start(folder, f"bench_tests.steps.hf_trainer:{builder}", mesh=f"dp{dp}", **{**WORK, **params})
 
 

@@ -11,23 +11,13 @@ import pytest
 from samples import MIB, failed, launch, metric, near, record, steps, trace
 
 from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.compare import GENERATED, compare_constant, learn, weigh
+from pytest_trainbench.judge.explain import ANOTHER_HOST, describe, movement
 from pytest_trainbench.judge.noise import CLIPPED, Prior, compare
-from pytest_trainbench.judge.verdict import (
-    ANOTHER_HOST,
-    ERROR_MOST,
-    GENERATED,
-    OUTCOMES,
-    Change,
-    Policy,
-    Verdict,
-    _compare,
-    describe,
-    judge,
-    learn,
-    movement,
-    weigh,
-)
-from pytest_trainbench.schema.metrics import METRICS, gates, host_bound
+from pytest_trainbench.judge.outcome import OUTCOMES, Change, Verdict
+from pytest_trainbench.judge.policy import ERROR_MOST, Policy
+from pytest_trainbench.judge.verdict import judge
+from pytest_trainbench.schema.metrics import METRICS, Statistical, gates, host_bound
 from pytest_trainbench.schema.record import LAUNCH_OUTCOMES, Record, as_stored
 
 QUIET = steps(100.0, 100.0, 100.0)
@@ -559,7 +549,7 @@ def test_metrics_without_a_gate_are_not_judged() -> None:
     found = judge(metric("tokens_per_s", [1.0] * 3), metric("tokens_per_s", [100.0] * 3))
     assert (found.outcome, [change.metric for change in found.changes]) == ("ok", ["step_ms"])
     with pytest.raises(ValueError, match="tokens_per_s is not judged"):
-        _compare("tokens_per_s", [1.0], [1.0], policy=Policy())
+        compare_constant("tokens_per_s", [1.0], [1.0], policy=Policy())
 
 
 @pytest.mark.parametrize("pattern", [[100.0, 100.0, 150.0], [100.0, 100.0, 100.0, 200.0]])
@@ -666,8 +656,8 @@ def test_a_metric_without_a_gate_may_go_missing(name: str) -> None:
     ("name", "outcome"), [("peak_allocated_bytes", "regression"), ("flops_per_step", "incomparable")]
 )
 def test_nan_does_not_pass(name: str, outcome: str) -> None:
-    assert _compare(name, [1.0], [math.nan], policy=Policy()).outcome == outcome
-    assert _compare(name, [math.nan], [1.0], policy=Policy()).outcome == outcome
+    assert compare_constant(name, [1.0], [math.nan], policy=Policy()).outcome == outcome
+    assert compare_constant(name, [math.nan], [1.0], policy=Policy()).outcome == outcome
 
 
 def test_a_time_that_is_not_one_does_not_pass() -> None:
@@ -984,3 +974,22 @@ def test_a_row_that_is_red_by_its_rate_alone_is_told_of_its_step(step: str, wait
     rate = Change(metric="samples_per_s", before=40.0, now=30.0, change=-0.25, sees=0.05, outcome="regression")
     median = Change(metric="step_ms", before=10.0, now=13.0, change=-0.3, sees=0.1, outcome=step, doubtful=step == "ok")
     assert Verdict(outcome="regression", changes=(median, rate)).doubtful is waits
+
+
+def test_one_metric_leads_and_every_time_says_who_paces_it() -> None:
+    assert [name for name, metric in METRICS.items() if metric.leads] == [next(iter(METRICS))]
+    assert all((metric.paced_by is not None) == isinstance(metric.gate, Statistical) for metric in METRICS.values())
+
+
+def test_a_metric_of_the_device_is_judged_like_any_other_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its row alone: a host that is noisier on another machine is no excuse for it, whatever it is called."""
+    monkeypatch.setitem(METRICS, "kernel_ms", dataclasses.replace(METRICS["compute_ms"], title="kernel time"))
+    before, now = (
+        record(*[launch(100.0 + number / 10, kernel_ms=ms + number / 100, host_ms=100.0) for number in range(5)])
+        for ms in (50.0, 55.0)
+    )
+    found = judge(now, before, suspects=(("machine", "0123abcd", "4567cdef"),))
+    kernel = found.change("kernel_ms")
+    assert kernel is not None and kernel.outcome == "regression" and found.outcome == "regression"
+    step = found.change("step_ms")
+    assert step is not None and step.outcome == "noisy"

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.detection.nights import EARLIER, FIRST, Nights
+from pytest_trainbench.judge.compare import MOOD, weigh
 from pytest_trainbench.judge.noise import DEFAULT, Prior, compare, learned
-from pytest_trainbench.judge.verdict import MOOD, Change, Policy, weigh
+from pytest_trainbench.judge.outcome import Change
+from pytest_trainbench.judge.policy import Policy
 
 METRIC_ERROR = 1 / 30 / 200
 """One false alarm a month of 30 nights with 200 metrics: 1.7e-4 a metric and night."""

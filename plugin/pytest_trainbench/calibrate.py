@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from statistics import median
 
+from pytest_trainbench.judge.compare import mood, weigh
 from pytest_trainbench.judge.noise import DEFAULT, compare, unchanged
-from pytest_trainbench.judge.verdict import OUTCOMES, mood, weigh
+from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner

@@ -13,8 +13,8 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_trainbench.launch.cluster import COMMAND, Follower
-from pytest_trainbench.launch.launcher import end_fork_server
+from pytest_trainbench.launch.cluster import COMMAND, NodeAgent
+from pytest_trainbench.launch.fork_server import end_fork_server
 from pytest_trainbench.settings import port_number
 
 WAIT_S = 600.0
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         parser.error(f"{given.session!r} is no HOST:PORT, such as node-0:29600")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C does: leaves no files
     try:
-        node = Follower(host, number, wait_s=given.wait)
+        node = NodeAgent(host, number, wait_s=given.wait)
     except DistError:
         _end(f"no session answered at {given.session} within {given.wait:g} s: start pytest there with --nodes", code=1)
     if problem := node.join():

@@ -16,8 +16,8 @@ import pytest
 
 from pytest_trainbench import hookspecs, settings
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
-from pytest_trainbench.judge.aggregate import LOSS_STEPS
-from pytest_trainbench.judge.verdict import OUTCOMES, Verdict
+from pytest_trainbench.judge.outcome import OUTCOMES, Verdict
+from pytest_trainbench.judge.validity import LOSS_STEPS
 from pytest_trainbench.project import rootdir
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row

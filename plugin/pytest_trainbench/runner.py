@@ -18,9 +18,15 @@ from typing import Any, Protocol
 
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
 from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.judge.aggregate import LOSS_STEPS, reduce
-from pytest_trainbench.judge.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
-from pytest_trainbench.launch.launcher import Ended, launch
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.compare import learn
+from pytest_trainbench.judge.explain import disturbance, eased
+from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.policy import Policy, Priors
+from pytest_trainbench.judge.validity import LOSS_STEPS
+from pytest_trainbench.judge.verdict import foreseen, judge
+from pytest_trainbench.launch.launcher import launch
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
@@ -90,7 +96,7 @@ class Side(Protocol):
     @property
     def root(self) -> Path: ...
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended: ...
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +111,11 @@ class Here:
     def environment_of(self, case: Case) -> Environment:
         return self.environment
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
         return launch(job, progress=progress)
 
 
-Ran = tuple[Launch, Ended]
+Ran = tuple[Launch, LaunchResult]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +126,7 @@ class Measured:
     record: Record
     before: Record | None
     verdict: Verdict
-    ended: Ended
+    ended: LaunchResult
 
     def row(self, label: str) -> Row:
         return Row(
@@ -165,7 +171,7 @@ class Runner:
             floor=settings.floor,
             fail_on_improvement=settings.fail_on_improvement,
         )
-        self._references: dict[tuple[str, str, str, int], Ended] = {}
+        self._references: dict[tuple[str, str, str, int], LaunchResult] = {}
         self._rows: dict[str, tuple[object, Row]] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
@@ -382,7 +388,7 @@ class Runner:
         """One launch after the other, each started when it is asked for and, from the ``first`` ones on, only while the
         run has time; where the reference failed, that alone."""
         label = f"{label}, {side.name}:" if side.name else label
-        truth = self._truth(side, case, reference, label) if reference else Ended()
+        truth = self._truth(side, case, reference, label) if reference else LaunchResult()
         if truth.outcome != "ok":
             # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
             outcome = "invalid" if truth.outcome == "oom" else truth.outcome
@@ -423,7 +429,7 @@ class Runner:
             code=sources.of_record(side.root, sources.union(ended.code for _, ended in launches), case.params),
         )
 
-    def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> Ended:
+    def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> LaunchResult:
         """The reference's launch; once a session and side for all cases that share it."""
         unsharded = reference.of(case)
         _, steps = reference.loss_steps
@@ -436,14 +442,14 @@ class Runner:
         """Of the run's time."""
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
-    def _launch(self, side: Side, name: str, *, reference_steps: int | None = None, **job: Any) -> Ended:
+    def _launch(self, side: Side, name: str, *, reference_steps: int | None = None, **job: Any) -> LaunchResult:
         left_s = self._left_s()
         one_s = min(self.settings.launch_timeout, left_s)
         # Steps of a reference do on one rank what many share: each may take as long, and so may what comes before.
         limit_s = min(self.settings.launch_timeout * (1 + (reference_steps or 0)), left_s)
         total = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout)"
         if limit_s <= 0:
-            return Ended(outcome="timeout", reason=f"{total} were used up before it")
+            return LaunchResult(outcome="timeout", reason=f"{total} were used up before it")
         self._jobs += 1
         folder = self.folder / f"{self._jobs:03d}"
         with self.progress(name) as tell:
@@ -490,6 +496,6 @@ def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran | None
             return
 
 
-def _losses(reference: Ended) -> list[float]:
+def _losses(reference: LaunchResult) -> list[float]:
     """Losses of a reference launch (one rank)."""
     return [loss for loss in reference.traces[0].losses if loss is not None]

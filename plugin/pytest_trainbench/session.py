@@ -185,7 +185,7 @@ class Session:
         """Let the heavy libraries be imported while pytest is still talking."""
         self.environ = dict(os.environ)
         if self.other is None:
-            from pytest_trainbench.launch.launcher import end_fork_server, start_fork_server
+            from pytest_trainbench.launch.fork_server import end_fork_server, start_fork_server
 
             # By itself it would end only after all its imports, beside what is run next.
             self.until_end.callback(end_fork_server)
@@ -210,11 +210,11 @@ class Session:
 
     def _gather(self) -> None:
         """Wait for the other nodes. Raises ``pytest.UsageError`` where they do not come, or are not as this one is."""
-        from pytest_trainbench.launch.cluster import Cluster, Lead
+        from pytest_trainbench.launch.cluster import Cluster, Leader
 
         here = self._here()
         try:
-            lead = Lead(
+            lead = Leader(
                 nodes=self.settings.nodes,
                 devices=self.devices_a_node,
                 port=self.settings.node_port,

@@ -308,3 +308,8 @@ def _machine(uuids: tuple[str, ...], etc: Path) -> str:
 def digest(names: Iterable[str]) -> str:
     """Eight hex digits that are those of the same names in any order, and do not tell them."""
     return hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
+
+
+def fact(value: object) -> str:
+    """A fact of an environment in words."""
+    return "not known" if value is None else str(value)

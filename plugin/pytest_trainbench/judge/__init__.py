@@ -1,2 +1,1 @@
-"""From traces to a verdict, in pure functions. Imports store/, hardware/, project/ and schema/; never rank/ or
-launch/."""
+"""From traces to a verdict, in pure functions. Imports store/, hardware/ and schema/; never rank/ or launch/."""

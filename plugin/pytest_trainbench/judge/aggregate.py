@@ -1,4 +1,4 @@
-"""From the ranks' traces to one launch, and whether that launch may be believed. Pure."""
+"""From the ranks' traces to one launch: times, rates, losses and conditions of all ranks together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 
+from pytest_trainbench.judge.validity import launch_fault, loss_deviation, loss_fault
 from pytest_trainbench.schema.conditions import Conditions
-from pytest_trainbench.schema.metrics import METRICS, Window, counted_collectives, counted_flops
+from pytest_trainbench.schema.metrics import METRICS, Window, counted_collectives
 from pytest_trainbench.schema.record import Launch, Trace
-
-FLOPS_AGREEMENT = 0.01
-"""Largest fraction by which the formula and the counter may differ."""
-
-LOSS_STEPS = (1, 12)
-"""The first and the last step whose losses are held against the reference's. Wrong gradients show from the second
-on."""
 
 
 def steady_from(step_ms: Sequence[float]) -> int:
@@ -84,7 +78,7 @@ def reduce(
         loss_deviation=None if reference is None else loss_deviation(losses, reference, loss_from),
     )
     readings = {name: metric.read(window) for name, metric in METRICS.items()}
-    fault = _fault(traces, losses, readings["mfu"])
+    fault = launch_fault(traces, losses, window.mfu)
     if fault is None and reference is not None:
         fault = loss_fault(losses, reference, loss_tolerance, loss_from)
     return Launch(
@@ -109,88 +103,16 @@ def _conditions(traces: Sequence[Trace], devices: Conditions) -> dict[str, list[
         nodes[trace.node].append(trace.host)
     found = hosts([nodes[node] for node in sorted(nodes)])
     found |= {name: list(values[:used]) for name, values in devices.items()}
-    if all("compute_ms" in trace.parts for trace in traces):
-        found["rank_compute_ms"] = [trace.parts["compute_ms"] for trace in traces]
+    computes_ms = [trace.compute_ms for trace in traces if trace.compute_ms is not None]
+    if len(computes_ms) == len(traces):
+        found["rank_compute_ms"] = computes_ms
     return found
-
-
-def loss_deviation(losses: Sequence[float], reference: Sequence[float], since: int = 1) -> float | None:
-    """Largest distance from the unsharded ``reference`` over the steps that both have, from step ``since`` on, as a
-    fraction of how far the reference has fallen; ``None`` where that cannot be said.
-
-    Not a fraction of the loss itself, which is large at the start whether or not anything is learned, and would hide
-    a fault.
-    """
-    apart, fall = _apart(losses, reference, since)
-    return max(apart) / fall if len(apart) > since and fall > 0 and all(map(math.isfinite, apart)) else None
-
-
-def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float, since: int = 1) -> str | None:
-    """Why ``losses`` are not those of the unsharded ``reference``, from step ``since`` on."""
-    apart, fall = _apart(losses, reference, since)
-    if len(apart) <= since:
-        return f"only {max(0, len(apart) - since + 1)} of its losses can be held against the reference's"
-    if not fall > 0 or not all(map(math.isfinite, reference)):
-        seen = ", ".join(f"{loss:.4f}" for loss in reference)
-        return f"the unsharded model learned nothing to compare with: its losses were {seen}"
-    worst = max(range(len(apart)), key=apart.__getitem__)
-    if apart[worst] <= tolerance * fall:
-        return None
-    return (
-        f"it trains wrong: the loss of step {worst + 1} is {losses[worst]:.4f} where the unsharded model has"
-        f" {reference[worst]:.4f}; {apart[worst] / fall:.1%} of the fall, and {tolerance:.1%} is allowed"
-    )
-
-
-def _apart(losses: Sequence[float], reference: Sequence[float], since: int) -> tuple[list[float], float]:
-    """Distances step by step, none before step ``since``, and the reference's fall over all steps that both have."""
-    pairs = enumerate(zip(losses, reference, strict=False), 1)
-    apart = [abs(mine - true) if step >= since else 0.0 for step, (mine, true) in pairs]
-    return apart, reference[0] - min(reference[: len(apart)]) if apart else 0.0
 
 
 def _mean_losses(traces: Sequence[Trace]) -> list[float]:
     by_step = zip(*(trace.losses for trace in traces), strict=True)
     known = ([loss for loss in losses if loss is not None] for losses in by_step)
     return [statistics.fmean(losses) for losses in known if losses]
-
-
-def _fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) -> str | None:
-    """The first reason not to believe these figures."""
-    trains = traces[0].trains
-    if trains and not losses:
-        return "no rank returned a loss: return the detached loss from Step.run"
-    for step, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
-            return f"the loss of step {step} is {loss}"
-    late = statistics.fmean(losses[len(losses) // 2 :]) if losses else math.nan
-    if trains and late >= losses[0]:
-        return f"nothing was learned: the loss began at {losses[0]:.4f}; its second half averages {late:.4f}"
-    for trace in traces:
-        if trace.digest_before == trace.digest_after:
-            return f"no parameter of rank {trace.rank} changed" if trains else f"rank {trace.rank} wrote nothing"
-    replicas = defaultdict(list)
-    for trace in traces:
-        if trace.replicated:
-            replicas[tuple(at for axis, at in trace.coordinates.items() if axis != "dp")].append(trace)
-    for group in replicas.values():
-        for trace in group[1:]:
-            if trace.digest_after != group[0].digest_after:
-                pair = f"ranks {group[0].rank} and {trace.rank}"
-                return f"data-parallel replicas differ: {pair} hold other parameters"
-    formula, counted = traces[0].flops, counted_flops(traces)
-    if formula is not None and counted is not None and abs(counted / formula - 1) > FLOPS_AGREEMENT:
-        what = "computes something twice" if counted > formula else "leaves something out"
-        return (
-            f"the FLOP formula gives {formula:.4g} a step and the counter {counted:.4g}"
-            f" ({counted / formula - 1:+.1%}): the step {what}, or one of them is wrong"
-        )
-    if mfu is not None and mfu > 1:
-        return f"its {mfu:.0%} of the device's peak is impossible: the step does not do the work it claims"
-    for name, value in traces[0].figures.items():
-        if not math.isfinite(value):
-            return f"{name}, which the step says of itself, is {value}"
-    return None
 
 
 CAPACITY_LEAST_S = 0.4

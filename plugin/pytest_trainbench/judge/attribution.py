@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, Lost, Present, Rate, worst
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.metrics import LEADING, METRICS, host_bound
 from pytest_trainbench.schema.record import Launch, Record
 
 EXPLAINS_LEAST = 0.5
@@ -88,7 +88,12 @@ def typical(launches: Sequence[Launch]) -> dict[str, list[float]]:
 def places(record: Record) -> tuple[str, ...]:
     """Where the pace of a step is set: on the device, on its host, or on both where they are one or the host issues the
     steps as slowly as they run."""
-    return ("host", "device") if host_bound(record) or not record.values("compute_ms") else ("device",)
+    return ("host", "device") if host_bound(record) or not _computes_apart(record) else ("device",)
+
+
+def _computes_apart(record: Record) -> bool:
+    """Whether the device is not the host: then it is known how long it computes."""
+    return any(record.values(name) for name, metric in METRICS.items() if metric.paced_by == "device")
 
 
 def of_launches(now: Record, before: Record) -> list[list[Cause]]:
@@ -112,7 +117,7 @@ def of_record(now: Record, before: Record) -> list[Cause]:
 def explained(slowdown: float, metric: str, causes: Sequence[Cause]) -> list[Cause]:
     """Those that can account for a slowdown (the logarithm of new / old) of a time. The host does not change how long
     the device computes, and moods are of whole steps."""
-    places = ("device", "rank") if metric == "compute_ms" else ("host", "device", "rank", "step")
+    places = ("device", "rank") if METRICS[metric].paced_by == "device" else ("host", "device", "rank", "step")
     return [cause for cause in causes if cause.of in places and cause.slows >= EXPLAINS_LEAST * slowdown]
 
 
@@ -135,10 +140,10 @@ def two_moods(now: Record, before: Record) -> Cause | None:
     their fast ones."""
     for kind, found, usual in (
         ("steps", _step_moods(now), _step_moods(before)),
-        ("launches", moods(now.values("step_ms")), moods(before.values("step_ms"))),
+        ("launches", moods(now.values(LEADING)), moods(before.values(LEADING))),
     ):
         if found is not None and usual is None:
-            middle_ms = statistics.median(now.values("step_ms"))
+            middle_ms = statistics.median(now.values(LEADING))
             shares = f"{1 - found.slow_share:.0%} at {found.fast_ms:,.4g} ms, {found.slow_share:.0%} at"
             return Cause(
                 what=f"{kind} of two moods: {shares} {found.slow_ms:,.4g} ms",

@@ -21,7 +21,7 @@ from itertools import accumulate, count
 from types import MappingProxyType
 
 from pytest_trainbench.hardware.environment import Difference, Environment, differences
-from pytest_trainbench.judge.verdict import ERROR_MOST, Policy
+from pytest_trainbench.judge.policy import ERROR_MOST, Policy
 from pytest_trainbench.schema.metrics import METRICS, Gates, Relative, Statistical
 from pytest_trainbench.store.history import Run, own_code
 
@@ -85,7 +85,7 @@ def watch(
     """Every row of tonight against its own history, the oldest run first.
 
     ``night_error``: chance that any drift is said where nothing changed, all rows together. ``floor`` and, by id
-    of a case, ``gates``: as for a verdict of tonight (:class:`~pytest_trainbench.judge.verdict.Policy`).
+    of a case, ``gates``: as for a verdict of tonight (:class:`~pytest_trainbench.judge.policy.Policy`).
     """
     runs = [*earlier, tonight]
     series = {

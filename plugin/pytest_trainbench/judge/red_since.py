@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from pytest_trainbench.hardware.environment import Difference, Environment, differences
-from pytest_trainbench.judge.verdict import OUTCOMES
+from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.store.history import Run, own_code
 
 GREEN = ("ok", "saved", "improvement")

@@ -29,22 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.hardware.detect import find
-from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, mismatches
+from pytest_trainbench.hardware.environment import Environment, capture, differences, digest, fact, mismatches
 from pytest_trainbench.hardware.resolve import Hardware, resolve
-from pytest_trainbench.judge.verdict import fact
-from pytest_trainbench.launch.launcher import (
-    GRACE_S,
-    LOG,
-    LOG_LINES,
-    Ended,
-    Left,
-    Part,
-    collect,
-    launch,
-    log_of,
-    run_ranks,
-    start_fork_server,
-)
+from pytest_trainbench.launch.fork_server import start_fork_server
+from pytest_trainbench.launch.launcher import Part, launch, run_ranks
+from pytest_trainbench.launch.result import LOG, LOG_LINES, LaunchResult, NodeResult, collect, log_of
+from pytest_trainbench.launch.watchdog import GRACE_S
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.mesh import MeshShape
@@ -65,11 +55,11 @@ MAY_DIFFER = {"machine", "kernel", "NCCL_IB_HCA", "NCCL_TOPO_FILE"}
 """Of nodes of one session, besides variables that name a node's own network interfaces."""
 
 
-class Lost(Exception):
+class NodeLost(Exception):
     """A node does not answer any more."""
 
 
-class Lead:
+class Leader:
     """The session's end: opened before anything runs, so that the others find it, and closed when all is done."""
 
     def __init__(
@@ -133,7 +123,7 @@ class Lead:
             raise ValueError(f"{mesh} needs {mesh.world_size} devices, and {self.nodes * self.devices} are there")
         return nodes
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
         """As :func:`pytest_trainbench.launch.launcher.launch`, on as many nodes as the job needs, the first being this
         one."""
         others = range(1, self.nodes_for(job.case.mesh))
@@ -163,8 +153,8 @@ class Lead:
             for node in others:
                 self._wait(f"left/{mine}/{node}", node, job.limit_s + 2 * GRACE_S)
                 left.append(self._fetch(mine, node, job.folder))
-        except Lost as lost:
-            return Ended(outcome="crash", reason=str(lost))
+        except NodeLost as lost:
+            return LaunchResult(outcome="crash", reason=str(lost))
         finally:
             self._store.set(f"cut/{mine}", "")
         return collect(job, _together(left, self.devices))
@@ -178,13 +168,13 @@ class Lead:
                 time.sleep(TURN_S)
 
     def _wait(self, key: str, node: int, limit_s: float) -> None:
-        """Raises :class:`Lost` where the node does not answer."""
+        """Raises :class:`NodeLost` where the node does not answer."""
         until = time.monotonic() + limit_s
         while not self._store.check([key]):
             if self._silent(node) or time.monotonic() > until:
                 first = node * self.devices
                 ranks = f"ranks {first} to {first + self.devices - 1}" if self.devices > 1 else f"rank {first}"
-                raise Lost(f"node {node} ({self.names[node]}) does not answer any more; it had {ranks}")
+                raise NodeLost(f"node {node} ({self.names[node]}) does not answer any more; it had {ranks}")
             time.sleep(TURN_S)
 
     def _silent(self, node: int) -> bool:
@@ -196,7 +186,7 @@ class Lead:
             return False
         return time.monotonic() - heard > LOST_S
 
-    def _fetch(self, mine: int, node: int, folder: Path) -> Left:
+    def _fetch(self, mine: int, node: int, folder: Path) -> NodeResult:
         left = json.loads(self._store.get(f"left/{mine}/{node}"))
         for name in left.pop("files"):
             key = f"file/{mine}/{name}"
@@ -206,7 +196,7 @@ class Lead:
             name: {int(rank): value for rank, value in left.pop(name).items()}
             for name in ("exit_codes", "out_of_memory")
         }
-        return Left(**{**left, **by_rank, "gone": set(left["gone"])})
+        return NodeResult(**{**left, **by_rank, "gone": set(left["gone"])})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,7 +207,7 @@ class Cluster:
     environment: Environment
     import_path: tuple[str, ...]
     root: Path
-    lead: Lead
+    lead: Leader
     name: str = ""
 
     def environment_of(self, case: Case) -> Environment:
@@ -232,7 +222,7 @@ class Cluster:
             machine=digest(machines) if all(machines) else "",
         )
 
-    def launch(self, job: Job, *, progress: Callable[[str], None]) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
         return self.lead.launch(job, progress=progress)
 
 
@@ -257,15 +247,15 @@ def _unlike(here: Environment, there: Environment, *, devices: int) -> str:
     return ", ".join(f"{name} is {fact(theirs)} there and {fact(mine)} here" for name, mine, theirs in differ)
 
 
-def _failed(job: Job, left: Left, ranks: Sequence[int]) -> bool:
+def _failed(job: Job, left: NodeResult, ranks: Sequence[int]) -> bool:
     """Whether the others, which would wait for these ranks, may go."""
     return bool(left.problem) or not all((job.folder / TRACE.format(rank)).exists() for rank in ranks)
 
 
-def _together(left: Sequence[Left], devices: int) -> Left:
+def _together(left: Sequence[NodeResult], devices: int) -> NodeResult:
     """Of all nodes, the first being 0; conditions are of as many devices each, where all know them."""
     known = set.intersection(*(set(one.devices) for one in left))
-    return Left(
+    return NodeResult(
         exit_codes={rank: code for one in left for rank, code in one.exit_codes.items()},
         gone={rank for one in left for rank in one.gone},
         out_of_memory={rank: killed for one in left for rank, killed in one.out_of_memory.items()},
@@ -278,7 +268,7 @@ def _together(left: Sequence[Left], devices: int) -> Left:
 # The other nodes
 
 
-class Follower:
+class NodeAgent:
     """A node's end: takes part in one session, from its beginning to its end."""
 
     def __init__(self, host: str, port: int, *, wait_s: float) -> None:
@@ -361,7 +351,7 @@ class Follower:
                 self._store.set(f"cut/{number}", "")
             files = _files(job, ranks)
         except Exception as error:  # of a full disk, say: of the next launch nobody knows
-            left = Left(problem=f"node {self.node} ({platform.node()}): {type(error).__name__}: {error}")
+            left = NodeResult(problem=f"node {self.node} ({platform.node()}): {type(error).__name__}: {error}")
             self._store.set(f"cut/{number}", "")
         for name, text in files.items():
             self._store.set(f"file/{number}/{name}", text)

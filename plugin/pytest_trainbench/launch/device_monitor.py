@@ -3,13 +3,17 @@ none of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_trainbench.launch.ranks import phase, pids
 from pytest_trainbench.schema.conditions import CONDITIONS
+from pytest_trainbench.schema.job import Job
 
 SAMPLE_EVERY_S = 0.05
 """Forty samples of each device in a window of two seconds."""
@@ -111,3 +115,59 @@ def _group(pid: int) -> int | None:
         return os.getpgid(pid)
     except OSError:
         return None
+
+
+DRIVER_S = 10.0
+"""How long a launch waits for NVIDIA's driver to say who uses the devices already."""
+
+
+@contextlib.contextmanager
+def sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
+    """Filled at the end with what NVIDIA's devices ran under while ``rank``, which is here, was timing; empty without
+    such devices.
+
+    All by a thread of its own: a driver that does not answer must hold up no launch. One that has not answered when the
+    ranks start is not asked again, since it would take them for processes that were there before.
+    """
+    found: dict[str, list[float]] = {}
+    watches: list[DeviceMonitor] = []
+    ready, done = threading.Event(), threading.Event()
+
+    def timing() -> bool:
+        return phase(job.folder, rank).startswith("timing")
+
+    def sample() -> None:
+        try:
+            watch = monitor(job)
+        finally:
+            ready.set()
+        if watch is None or done.is_set():
+            return
+        watches.append(watch)
+        while not done.wait(SAMPLE_EVERY_S):
+            if timing():
+                watch.sample(ours=pids(job.folder))
+                if not timing():  # it may have been over before its clocks were read
+                    watch.samples.pop()
+
+    thread = threading.Thread(target=sample, name="trainbench-sample", daemon=True)
+    thread.start()
+    if not ready.wait(DRIVER_S):
+        done.set()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join(timeout=SAMPLE_EVERY_S)
+        if watches and not thread.is_alive():
+            found |= watches[0].conditions()
+
+
+def monitor(job: Job) -> DeviceMonitor | None:
+    if not job.device_uuids or job.reference_steps is not None:
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return DeviceMonitor.of(job.device_uuids, nvml=pynvml)

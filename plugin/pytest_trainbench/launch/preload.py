@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from pytest_trainbench.launch.launcher import PRELOAD_VARIABLE
+from pytest_trainbench.launch.fork_server import PRELOAD_VARIABLE
 from pytest_trainbench.rank.host_counters import scattered
 
 

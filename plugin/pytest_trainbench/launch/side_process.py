@@ -27,15 +27,10 @@ from typing import IO, Any, NoReturn
 from pytest_trainbench.hardware.environment import Environment, capture
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch.checkout import Checkout, Other, import_path
-from pytest_trainbench.launch.launcher import (
-    GRACE_S,
-    LOG_LINES,
-    Ended,
-    end_fork_server,
-    launch,
-    read_traces,
-    start_fork_server,
-)
+from pytest_trainbench.launch.fork_server import end_fork_server, start_fork_server
+from pytest_trainbench.launch.launcher import launch
+from pytest_trainbench.launch.result import LOG_LINES, LaunchResult, read_traces
+from pytest_trainbench.launch.watchdog import GRACE_S
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 
@@ -88,7 +83,7 @@ class SideProcess:
     def environment_of(self, case: Case) -> Environment:
         return self.environment
 
-    def launch(self, job: Job, *, progress: Callable[[str], None] = lambda _: None) -> Ended:
+    def launch(self, job: Job, *, progress: Callable[[str], None] = lambda _: None) -> LaunchResult:
         """As :func:`pytest_trainbench.launch.launcher.launch`, over there."""
         self._ready()
         if self.checkout is not None:
@@ -104,14 +99,14 @@ class SideProcess:
             raise
         if answer is None:
             self.close()
-            return Ended(
+            return LaunchResult(
                 outcome="crash",
                 reason=f"the process that starts its ranks gave no answer: {self._last_words()}",
                 detail="\n".join(self._log_lines()[-LOG_LINES:]),
             )
         if self.name != THIS_SIDE:
             answer["by_hand"] = ""  # whoever types it is not in that environment
-        ended = Ended(**answer)
+        ended = LaunchResult(**answer)
         return dataclasses.replace(ended, traces=read_traces(job)) if ended.outcome == "ok" else ended
 
     def close(self) -> None:

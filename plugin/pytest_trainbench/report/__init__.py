@@ -1,2 +1,2 @@
-"""From verdicts to text, in pure functions: nothing here runs, stores or judges. Imports every folder but rank/ and
-launch/."""
+"""From verdicts to text, in pure functions: nothing here runs, stores or judges. Imports judge/, store/, hardware/,
+project/ and schema/."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_trainbench.hardware.environment import fact
 from pytest_trainbench.judge.drift import Drift, Watch
-from pytest_trainbench.judge.verdict import fact, percent
+from pytest_trainbench.judge.explain import percent
 from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.store.baseline import from_here
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.red_since import Turned
-from pytest_trainbench.judge.verdict import Verdict
 from pytest_trainbench.report.calibration import Calibration
 from pytest_trainbench.schema.record import Record
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_trainbench.hardware.environment import Difference
+from pytest_trainbench.hardware.environment import Difference, fact
 from pytest_trainbench.judge.attribution import typical
+from pytest_trainbench.judge.compare import GENERATED
+from pytest_trainbench.judge.explain import exactly, movement
+from pytest_trainbench.judge.outcome import OUTCOMES, Change
 from pytest_trainbench.judge.red_since import Turned
-from pytest_trainbench.judge.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pytest_trainbench.schema.record import Record, Trace
 
@@ -69,7 +69,7 @@ class Window:
 
     step_ms: the slowest rank's time of each step. total_s: the slowest rank's time for the whole window.
     peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown. loss_deviation: see
-    :func:`pytest_trainbench.judge.aggregate.loss_deviation`.
+    :func:`pytest_trainbench.judge.validity.loss_deviation`.
     """
 
     step_ms: Sequence[float]
@@ -85,6 +85,12 @@ class Window:
     def tflops_per_device(self) -> float | None:
         flops_per_s = self.per_s(self.traces[0].flops)
         return None if flops_per_s is None else flops_per_s / 1e12 / self.devices
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the share of the devices' dense peak."""
+        tflops = self.tflops_per_device
+        return None if tflops is None or self.peak_tflops is None else tflops / self.peak_tflops
 
     @property
     def devices(self) -> int:
@@ -123,7 +129,9 @@ class Window:
 class Metric:
     """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
     repeatable. ``shadows``: a metric that this one follows from, but for what it is judged for: asked for no more than
-    that one is, and not said beside it."""
+    that one is, and not said beside it. ``paced_by``: of a time that is judged, ``host`` where the host that issues a
+    step may set its pace, and ``device`` where the device alone does, whatever its host does. ``leads``: whether it is
+    the metric that a row stands for; of one in all. ``compiled``: whether only a compiled step has it."""
 
     title: str
     unit: str
@@ -131,6 +139,9 @@ class Metric:
     gate: Gate | None
     read: Callable[[Window], float | None]
     shadows: str | None = None
+    paced_by: Literal["host", "device"] | None = None
+    leads: bool = False
+    compiled: bool = False
 
 
 def host_bound(record: Record) -> bool:
@@ -181,11 +192,6 @@ def _exposed_communication(window: Window) -> float | None:
     return min(found, max(0.0, statistics.median(window.step_ms) - (window.part("compute_ms") or 0.0)))
 
 
-def _mfu(window: Window) -> float | None:
-    tflops = window.tflops_per_device
-    return None if tflops is None or window.peak_tflops is None else tflops / window.peak_tflops
-
-
 METRICS: dict[str, Metric] = {
     "step_ms": Metric(
         title="step time",
@@ -193,6 +199,8 @@ METRICS: dict[str, Metric] = {
         higher_is_better=False,
         gate=Statistical(floor=0.01, tolerance=0.05),
         read=lambda window: statistics.median(window.step_ms),
+        paced_by="host",
+        leads=True,
     ),
     "samples_per_s": Metric(
         title="samples/s",
@@ -202,6 +210,7 @@ METRICS: dict[str, Metric] = {
         gate=Statistical(floor=0.02, tolerance=0.25),
         read=lambda window: window.per_s(window.traces[0].samples),
         shadows="step_ms",
+        paced_by="host",
     ),
     "tokens_per_s": Metric(
         title="tokens/s",
@@ -219,6 +228,7 @@ METRICS: dict[str, Metric] = {
         gate=Statistical(floor=0.01, tolerance=0.1),
         # A step that only communicates computes nothing, and nothing cannot be held against its noise.
         read=lambda window: window.part("compute_ms") or None,
+        paced_by="device",
     ),
     "exposed_communication_ms": Metric(
         title="communication that nothing hides",
@@ -261,6 +271,7 @@ METRICS: dict[str, Metric] = {
         higher_is_better=False,
         gate=Counted(),
         read=lambda window: window.compilations("graph_breaks"),
+        compiled=True,
     ),
     "recompiles": Metric(
         title="recompilations",
@@ -268,6 +279,7 @@ METRICS: dict[str, Metric] = {
         higher_is_better=False,
         gate=Counted(),
         read=lambda window: window.compilations("recompiles"),
+        compiled=True,
     ),
     "peak_allocated_bytes": Metric(
         title="peak allocated memory",
@@ -318,7 +330,7 @@ METRICS: dict[str, Metric] = {
         gate=None,
         read=lambda window: window.tflops_per_device,
     ),
-    "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=_mfu),
+    "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=lambda window: window.mfu),
     "energy_j_per_sample": Metric(
         title="energy of the devices a sample",
         unit="J",
@@ -348,6 +360,10 @@ METRICS: dict[str, Metric] = {
         read=lambda window: max(sum(trace.phases_s.get(phase, 0.0) for phase in STARTING) for trace in window.traces),
     ),
 }
+
+
+LEADING = next(name for name, metric in METRICS.items() if metric.leads)
+"""The metric that a row stands for: it is judged first, and no row is judged without it."""
 
 
 def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:

@@ -60,6 +60,11 @@ class Trace:
     figures: dict[str, float]
     phases_s: dict[str, float]
 
+    @property
+    def compute_ms(self) -> float | None:
+        """How long the device computes for a step; ``None`` on a CPU."""
+        return self.parts.get("compute_ms")
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -1,0 +1,138 @@
+"""What a verdict says, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pytest_trainbench.judge import attribution
+from pytest_trainbench.judge.attribution import Cause
+from pytest_trainbench.judge.outcome import Change
+from pytest_trainbench.schema.metrics import METRICS, Counted
+from pytest_trainbench.schema.record import Record
+
+ANOTHER_HOST = "its host sets the pace, and the baseline is another machine's: store one of this, or use --against"
+
+
+def went_missing(names: Sequence[str], theirs: str) -> str:
+    """Of metrics that this run should have, and what to do."""
+    lost = f"{theirs} has {titles(names)} and this run has not"
+    if any(METRICS[name].compiled for name in names):
+        return f"{lost}: its step was compiled and this one was not; compile it again, or accept it as another step"
+    return f"{lost}; bring that back, or accept its loss"
+
+
+def titles(names: Sequence[str]) -> str:
+    return ", ".join(METRICS[name].title for name in names)
+
+
+def slowdown(change: Change) -> float:
+    """Logarithm of how many times as long; NaN stays NaN, which nothing explains."""
+    return abs(math.log(change.now / change.before))
+
+
+def reason_for(
+    outcome: str, changes: Sequence[Change], *, causes: Sequence[Cause], theirs: str, other_host: bool
+) -> str:
+    """Why a row with these ``changes`` ends as it does, in one sentence; empty where all is well.
+
+    ``causes``: what the launches ran under that was worse. ``theirs``: against what. ``other_host``: whether the host
+    sets the pace and the baseline is another machine's.
+    """
+    deciding = [change for change in changes if change.outcome == outcome and outcome != "ok"]
+    seen = {change.metric for change in deciding}
+    deciding = [change for change in deciding if METRICS[change.metric].shadows not in seen]
+    told = [describe(change, causes, theirs) for change in deciding]
+    step = next(change for change in changes if METRICS[change.metric].leads)
+    if outcome == "regression" and step not in deciding:
+        told.append(beside(step, causes))
+    if outcome == "noisy" and step in deciding:
+        known = next((change for change in changes if METRICS[change.metric].paced_by == "device"), None)
+        if known is not None and known.outcome == "ok":
+            told.append(f"its kernels take as long as before (sees ≥ {percent(known.sees)})")
+        if other_host:
+            told.append(ANOTHER_HOST)
+    return "; ".join(told)
+
+
+def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the baseline") -> str:
+    """One change in words: what, by how much, how little could have been seen, and the conditions that explain it.
+
+    ``theirs``: against what.
+    """
+    title = METRICS[change.metric].title
+    if change.outcome == "incomparable":
+        # In full: a difference that counts must also be seen.
+        return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than {theirs}'s"
+    if isinstance(METRICS[change.metric].gate, Counted):
+        return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
+    if change.outcome == "noisy":
+        wanted = "" if change.tolerance is None else f", not one of {percent(change.tolerance)}"
+        return f"{title}: only a change of {percent(change.sees)} or more could have been seen{wanted}"
+    said = f"{title} {movement(change)}"
+    if change.outcome == "environment":
+        grown = slowdown(change)
+        explained = attribution.explained(grown, change.metric, unlike)
+        # Half of it is enough to blame the machine: what is left may still be the code's.
+        most = max(cause.slows for cause in explained)
+        part = f"the machine first, which may make it {percent(math.expm1(most))} longer"
+        whose = "the machine, not the code" if most >= grown else part
+        return f"{said}; {whose}: {', and '.join(map(str, explained))}"
+    return said
+
+
+def beside(step: Change, unlike: Sequence[Cause]) -> str:
+    """What is to be said of the time of a step where something else is red."""
+    if step.outcome in ("noisy", "environment"):
+        return describe(step, unlike)
+    if step.outcome == "improvement":
+        return f"the step time is {movement(step)}"
+    if step.doubtful:
+        return f"the step time may be {movement(step)} too"
+    return f"the step time did not change (sees ≥ {percent(step.sees)})"
+
+
+def exactly(value: float) -> str:
+    """A count, in full: a difference that counts must also be seen."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"
+
+
+def movement(change: Change, *, full: bool = False) -> str:
+    """For example ``8.3% worse (sees ≥ 1.3%)``, ``full`` with the interval; what is judged exactly sees everything."""
+    if change.outcome == "not judged":
+        return change.why
+    if isinstance(METRICS[change.metric].gate, Counted) and change.change:
+        return f"{exactly(abs(change.now - change.before))} {'more' if change.now > change.before else 'fewer'}"
+    if change.outcome == "incomparable":
+        way = "more" if change.now > change.before else "less"
+    else:
+        way = "better" if change.change > 0 else "worse"
+    moved = f"{percent(abs(change.change))} {way}"
+    facts = [f"sees ≥ {percent(change.sees)}"] if change.sees else []
+    if full and change.interval:
+        low, high = (f"{end:+.1%}".replace("-", "−") for end in change.interval)
+        facts.append(f"95 % sure: {low} … {high}")
+    return (moved if change.change else "unchanged") + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def percent(fraction: float) -> str:
+    """One decimal, or what shows that a fraction is not 0."""
+    if round(fraction, 3) or not fraction:
+        return f"{fraction:.1%}"
+    return f"{fraction:.2%}" if round(fraction, 4) else "under 0.01%"
+
+
+def disturbance(record: Record) -> str:
+    """What the launches ran under that is not normal, whatever a baseline says; empty where there is nothing."""
+    found = attribution.unlike(attribution.typical(record.launches), {}, places=attribution.places(record))
+    return ", ".join(cause.what for cause in found)
+
+
+def eased(record: Record, baseline: Record) -> str:
+    """What the baseline ran under that was worse than what ``record`` did, so that slower code may hide behind it;
+    empty where there is nothing."""
+    now, before = attribution.typical(record.launches), attribution.typical(baseline.launches)
+    if not now:
+        return ""
+    found = attribution.unlike(before, now, places=attribution.places(baseline))
+    return ", ".join(f"{cause.what}, now {cause.usual}" for cause in found)

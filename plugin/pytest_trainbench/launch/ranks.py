@@ -1,0 +1,116 @@
+"""The ranks that run on this machine, as the files in a job's folder and ``/proc`` show them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_trainbench.launch.fork_server import end_fork_server
+from pytest_trainbench.schema.job import FAILURE, LEAVING, PROGRESS, STACKS, TRACE, Job
+
+UNBORN = """\
+it was never started: the fork server was not ready and has been killed
+a module of trainbench_preload may hang when it is imported
+"""
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def phase(folder: Path, rank: int) -> str:
+    path = folder / PROGRESS.format(rank)
+    return path.read_text() if size(path) else "starting"
+
+
+def kill(folder: Path) -> None:
+    """The last word: whatever the agent could not stop, and whatever a rank had started."""
+    for group in pids(folder):
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def pids(folder: Path) -> set[int]:
+    """Process ids of the ranks, each of which leads a process group of its own."""
+    found = set()
+    for path in folder.glob("pid-*"):
+        with contextlib.suppress(OSError, ValueError):
+            found.add(int(path.read_text()))
+    return found
+
+
+def ended_in(folder: Path) -> set[int]:
+    """Ranks that were there and are no more."""
+    found = set()
+    for path in folder.glob("pid-*"):
+        try:
+            stat = Path(f"/proc/{int(path.read_text())}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            stat = ") Z"
+        except (OSError, ValueError):  # it is just being written, say
+            continue
+        if stat.rpartition(")")[2].split()[0] in ("Z", "X"):
+            found.add(int(path.name.removeprefix("pid-")))
+    return found
+
+
+def told(folder: Path, rank: int) -> bool:
+    """Whether a rank left anything: what it measured, or why it could not."""
+    return any(size(folder / name.format(rank)) for name in (TRACE, FAILURE, STACKS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRanks:
+    """The ``ranks`` of ``job`` that this machine has, for a :class:`~pytest_trainbench.launch.watchdog.Watchdog`.
+
+    progress: told of each new phase of the first one. cut_off: whether ranks of another node have failed.
+    """
+
+    job: Job
+    ranks: range
+    progress: Callable[[str], None]
+    cut_off: Callable[[], bool] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def phase(self) -> str:
+        return phase(self.job.folder, self.ranks[0])
+
+    def show(self, phase: str) -> None:
+        with contextlib.suppress(Exception):  # a terminal that is gone must not take the limit along
+            self.progress(phase)
+
+    def ended(self) -> set[int]:
+        return ended_in(self.job.folder)
+
+    def told(self, rank: int) -> bool:
+        return told(self.job.folder, rank)
+
+    def leaving(self) -> bool:
+        return all(phase(self.job.folder, rank) == LEAVING for rank in self.ranks)
+
+    def cut(self) -> bool:
+        return self.cut_off is not None and self.cut_off()
+
+    def kill(self) -> None:
+        kill(self.job.folder)
+
+    def stop_agent(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # where there were ranks, the agent's handler is installed
+
+    def give_up(self) -> None:
+        for rank in self.ranks:
+            stacks = self.job.folder / STACKS.format(rank)
+            if not size(stacks) and not size(self.job.folder / TRACE.format(rank)):
+                began = (self.job.folder / f"pid-{rank}").exists()
+                with contextlib.suppress(OSError):  # of a full disk, say
+                    stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
+        if len(pids(self.job.folder)) < len(self.ranks):
+            # For a rank that it has not started yet, the agent waits without a limit, and a rank that has not said who
+            # it is cannot be ended alone.
+            end_fork_server()

@@ -1,0 +1,176 @@
+"""How a launch ended, from what its ranks left: traces, or who failed first and why."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass, field, replace
+
+from pytest_trainbench.launch.ranks import phase, size
+from pytest_trainbench.project.sources import union
+from pytest_trainbench.schema.job import CODE, FAILURE, STACKS, STOPPED, TRACE, Failure, Job
+from pytest_trainbench.schema.record import Trace
+
+LOG = "stderr-{}.log"
+"""The end of the log of a rank of another node; of those here the agent keeps all, by their number on the node."""
+
+LOG_LINES = 25
+
+OOM_KILLER = {
+    True: ": out of the host's memory, as the kernel's out-of-memory killer counts",
+    False: "; not by the kernel's out-of-memory killer, which counts none",
+    None: "; by the kernel's out-of-memory killer, usually: dmesg tells",
+}
+"""Who may have sent SIGKILL, by whether that killer ended processes of ours meanwhile."""
+
+NCCL_TIMEOUT = re.compile(r"Watchdog caught collective operation timeout(?:.*\bOpType=(\w+))?")
+"""What torch logs of a collective that did not end in time, before it aborts the rank that waited for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchResult:
+    """How a launch ended: with the traces of all ranks in rank order, or with the outcome and reason of its failure.
+
+    ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
+    of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
+    while rank 0 timed its steps (:class:`pytest_trainbench.launch.device_monitor.DeviceMonitor`). ``code``:
+    fingerprints of the project's files that its ranks imported, by path.
+    """
+
+    traces: tuple[Trace, ...] = ()
+    outcome: str = "ok"
+    reason: str | None = None
+    detail: str = ""
+    by_hand: str = ""
+    devices: dict[str, list[float]] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResult:
+    """What the ranks of one node left besides their files.
+
+    ``exit_codes``: of those that failed. ``gone``: those that ended first, without a word. ``out_of_memory``: of each
+    rank whether the kernel ended processes of its node for that meanwhile; ``None`` where it does not say.
+    ``devices``: see :class:`LaunchResult`. ``problem``: why no rank was started.
+    """
+
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    out_of_memory: dict[int, bool | None] = field(default_factory=dict)
+    devices: dict[str, list[float]] = field(default_factory=dict)
+    problem: str = ""
+
+
+def read_traces(job: Job) -> tuple[Trace, ...]:
+    """Of all ranks of a launch that went well, in rank order."""
+    paths = (job.folder / TRACE.format(rank) for rank in range(job.case.mesh.world_size))
+    return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
+
+
+def collect(job: Job, left: NodeResult) -> LaunchResult:
+    """How a launch ended, from the files of all its ranks and what else they ``left``."""
+    paths = (job.folder / CODE.format(rank) for rank in range(job.case.mesh.world_size))
+    code = union(json.loads(path.read_text(encoding="utf-8")) for path in paths if size(path))
+    return replace(_collected(job, left), code=code)
+
+
+def _collected(job: Job, left: NodeResult) -> LaunchResult:
+    if left.problem:
+        return LaunchResult(outcome="crash", reason=left.problem)
+    exit_codes, gone = left.exit_codes, left.gone
+    ranks = range(job.case.mesh.world_size)
+    failures = [Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob(FAILURE.format("*")))]
+    hung = [rank for rank in ranks if size(job.folder / STACKS.format(rank))]
+    traces = [job.folder / TRACE.format(rank) for rank in ranks]
+    if not failures and not hung and all(map(size, traces)):
+        return LaunchResult(traces=read_traces(job), devices=left.devices)
+
+    # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
+    # the cause even where a peer, cut off, wrote down its own failure first: on another node, by another clock. A rank
+    # that wrote nothing at all, or where it hung, went down before one that lost its connection.
+    failures.sort(key=lambda failure: (failure.kind != "oom", failure.lost_peer, failure.at))
+    told = {failure.rank for failure in failures} | set(hung)
+    silent = [rank for rank in ranks if rank not in told and not size(traces[rank])]
+    # The agent stopped the other silent ones itself. To it, an exit code of 0 is no failure.
+    vanished = [rank for rank in silent if rank in exit_codes] or [rank for rank in silent if rank in gone]
+    if failures and not ((vanished or hung) and failures[0].lost_peer):
+        first = failures[0]
+        reason = f"rank {first.rank} failed while {first.phase}: {short(first.message)}"
+        stopped = ""
+        if first.kind == "timeout":
+            reason += _others(job, first.rank)
+            stopped = _stopped(job, first.rank)
+        if first.kind == "crash" and left.out_of_memory.get(first.rank):
+            reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
+        return LaunchResult(
+            outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback) + stopped
+        )
+    if hung:
+        stacks = (job.folder / STACKS.format(hung[0])).read_text()
+        reason = f"rank {', '.join(map(str, hung))} did not finish"
+        if job.step_limit_s is None:
+            reason += f" within {job.limit_s:g} s: it was {phase(job.folder, hung[0])}"
+        else:
+            reason += f": it was {phase(job.folder, hung[0])}; one rank does the work of all there,"
+            reason += f" and each step may take {job.step_limit_s:g} s (--launch-timeout)"
+        return LaunchResult(
+            outcome="timeout",
+            reason=reason,
+            detail=_sections(job, hung[0], stacks),
+        )
+    died = (vanished or silent)[0]
+    code = exit_codes.get(died, 0 if died in gone else None)
+    how = "ended without a word"
+    if code is not None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    reason = f"rank {died} {how} while {phase(job.folder, died)}"
+    waited = next(filter(None, map(NCCL_TIMEOUT.search, log_of(job, died))), None)
+    if waited and code == -signal.SIGABRT:
+        reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
+        reason += f" while {phase(job.folder, died)}{_others(job, died)}"
+        return LaunchResult(outcome="timeout", reason=reason, detail=_sections(job, died, "") + _stopped(job, died))
+    killed, out_of_memory = code == -signal.SIGKILL, left.out_of_memory.get(died)
+    return LaunchResult(
+        outcome="oom" if killed and out_of_memory else "crash",
+        reason=f"{reason}{OOM_KILLER[out_of_memory]}" if killed else reason,
+        detail=_sections(job, died, ""),
+    )
+
+
+def _others(job: Job, rank: int) -> str:
+    """What the others did, since the one that waited is seldom the one that hung."""
+    others = [each for each in range(job.case.mesh.world_size) if each != rank]
+    return "".join(f"{', ' if at else '; '}rank {each} was {phase(job.folder, each)}" for at, each in enumerate(others))
+
+
+def _stopped(job: Job, rank: int) -> str:
+    """Where the others were when they were stopped: one of them hung."""
+    stacks = ((each, job.folder / STOPPED.format(each)) for each in range(job.case.mesh.world_size))
+    return "".join(
+        f"\n--- rank {each}, where it was stopped ---\n{path.read_text().strip()}"
+        for each, path in stacks
+        if each != rank and size(path)
+    )
+
+
+def log_of(job: Job, rank: int) -> list[str]:
+    logs = [job.folder / LOG.format(rank), *(job.folder / "logs").glob(f"**/{rank}/stderr.log")]
+    found = next((path for path in logs if path.exists()), None)
+    return found.read_text(errors="replace").splitlines() if found else []
+
+
+def _sections(job: Job, rank: int, cause: str) -> str:
+    tail = "\n".join(log_of(job, rank)[-LOG_LINES:])
+    parts = [cause.strip()]
+    if tail and cause.strip() not in tail:
+        parts.append(f"--- end of the log of rank {rank} ---\n{tail}")
+    elif tail:
+        parts = [tail]
+    return "\n".join(part for part in parts if part)
+
+
+def short(message: str) -> str:
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return line if len(line) <= 300 else line[:297] + "..."
