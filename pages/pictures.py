@@ -8,8 +8,8 @@ from html import escape
 from statistics import median
 
 from pages.stored import HEADLINE, sharded
-from pytest_trainbench.metrics import host_bound
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.record import Record
 
 STYLE = """
   text { font-family: system-ui, sans-serif; font-size: 13px; fill: #24292f }

@@ -15,10 +15,10 @@ from tabulate import tabulate
 
 from bench_tests.tolerances import SAME_FORMATS, TOLERANCES
 from pytest_trainbench import plugin
-from pytest_trainbench.hardware import TABLE
-from pytest_trainbench.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical
+from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.judge.verdict import OUTCOMES
+from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical
 from pytest_trainbench.settings import ONLY_INI, OPTIONS, Option, flag
-from pytest_trainbench.verdict import OUTCOMES
 
 ENDS = {"passes": "passes", "warns": "passes, and the report warns", "skips": "is skipped", "fails": "fails"}
 """How an outcome ends its test, in words."""

@@ -11,9 +11,9 @@ from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
 from pages.reference import table
-from pytest_trainbench.hardware import TABLE
-from pytest_trainbench.metrics import host_bound
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.record import Record, read_record
 
 if TYPE_CHECKING:
     import pandas as pd

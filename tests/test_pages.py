@@ -10,9 +10,9 @@ from samples import MIB, case, launch, record
 
 from pages import pictures, reference, site, stored
 from pages.blocks import filled, names
-from pytest_trainbench.record import Record
+from pytest_trainbench.judge.verdict import OUTCOMES
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.settings import OPTIONS
-from pytest_trainbench.verdict import OUTCOMES
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,8 +14,8 @@ from samples import MIB, case, failed, launch, record
 from bench_tests.results import page as results
 from bench_tests.results import stored as baselines
 from bench_tests.results.page import Listed, page
-from pytest_trainbench.record import Record
-from pytest_trainbench.stale import Stale
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.store.other_code import Stale
 
 ROOT = Path(__file__).parents[1]
 

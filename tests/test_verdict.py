@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import pytest
 from samples import MIB, failed, launch, metric, near, record, steps, trace
 
-from pytest_trainbench.metrics import METRICS, gates, host_bound
-from pytest_trainbench.noise import CLIPPED, Prior, compare
-from pytest_trainbench.record import LAUNCH_OUTCOMES, Record, as_stored
-from pytest_trainbench.reduce import reduce
-from pytest_trainbench.verdict import (
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.noise import CLIPPED, Prior, compare
+from pytest_trainbench.judge.verdict import (
     ANOTHER_HOST,
     ERROR_MOST,
     GENERATED,
@@ -29,6 +27,8 @@ from pytest_trainbench.verdict import (
     movement,
     weigh,
 )
+from pytest_trainbench.schema.metrics import METRICS, gates, host_bound
+from pytest_trainbench.schema.record import LAUNCH_OUTCOMES, Record, as_stored
 
 QUIET = steps(100.0, 100.0, 100.0)
 SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))

@@ -35,9 +35,6 @@ class Model:
     def build(self, device: device | str, **sample: Any) -> Trainable:
         """The model on ``device``, fp32; its random weights are the same on every rank.
 
-        Each weight begins as a number that bf16 holds exactly. A strategy that trains a 16-bit copy of the weights then
-        begins where one with fp32 weights does, and their losses can be compared closely.
-
         ``sample`` says what one sample is where the model leaves that open: ``sequence``, the number of tokens, for a
         language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot
         take.
@@ -47,11 +44,7 @@ class Model:
         builder: Callable[..., Trainable] = resolve_name(self.builder)
         with torch.device(device):
             torch.manual_seed(SEED)
-            module = builder(**self.dimensions, **sample).train()
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.copy_(parameter.bfloat16())
-        return module
+            return builder(**self.dimensions, **sample).train()
 
 
 SEED = 1234
@@ -66,7 +59,7 @@ MODELS = {
     "gpt-1.3b": Model(
         builder="bench_tests.models.gpt:gpt",
         dimensions={"layers": 24, "hidden": 2048, "heads": 32, "vocabulary": 50_304, "positions": 1024},
-        learning_rate=4e-6,
+        learning_rate=1e-6,
         parameters=1_313_722_368,
     ),
     "bert-tiny": Model(
