@@ -21,7 +21,7 @@ def main() -> None:
     records = stored.records()
     runs = sorted(map(str, (ROOT / "benchmarks" / "planted" / "runs").glob("*.jsonl")))
     whole = {
-        "results-h200.md": printed("bench_tests.results", stored.FAMILY),
+        **{f"results-{name}.md": printed("bench_tests.results", name) for name in stored.with_page()},
         "planted.md": printed("benchmarks.planted", "page", *runs),
         "sharding-h200.svg": pictures.sharding(records),
         "flow.svg": pictures.flow(),

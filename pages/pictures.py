@@ -188,13 +188,13 @@ def flow() -> str:
     lines.append(arrow([(right, out), (right + 40, out), (right + 40, launch), (right + 2, launch)]))
     lines.append(text(right + 50, (out + launch) / 2 - 4, "in doubt:"))
     lines.append(text(right + 50, (out + launch) / 2 + 14, "one more launch"))
-    y = verdict + 10 - height / 2
-    lines.append(f'<rect class="end" x="{right + 70}" y="{y:g}" width="150" height="{height}" rx="6"/>')
-    lines.append(text(right + 84, y + 19, "Baseline", "title"))
-    lines.append(text(right + 84, y + 37, "JSON in your repo", "quiet"))
+    top = verdict + 10 - height / 2
+    lines.append(f'<rect class="end" x="{right + 70}" y="{top:g}" width="150" height="{height}" rx="6"/>')
+    lines.append(text(right + 84, top + 19, "Baseline", "title"))
+    lines.append(text(right + 84, top + 37, "JSON in your repo", "quiet"))
     lines.append(arrow([(right + 70, into), (right + 2, into)]))
     end = middle("Test and report")
-    lines.append(arrow([(right, end), (right + 145, end), (right + 145, y + height + 2)]))
+    lines.append(arrow([(right, end), (right + 145, end), (right + 145, top + height + 2)]))
     lines.append(text(right + 8, end + 18, "--save-baseline", "quiet"))
     return svg(right + 240, 20 + len(FLOW) * (height + gap) + 14, lines)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median, stdev
+from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES
 from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
 from pages.reference import table
+from pytest_trainbench.hardware.catalog import TABLE
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FAMILY = "h200"
 
@@ -19,6 +24,12 @@ HEADLINE = 4
 """Devices of the rows that the README shows."""
 
 NOTHING = "*No stored row has these figures.*"
+
+
+def with_page() -> list[str]:
+    """What has a page of results: each family with baselines or, of a family with several kinds, each kind."""
+    keys = {family: list(stored(family)) for family in dict.fromkeys(row.family for row in TABLE.values())}
+    return [name for family, kinds in keys.items() for name in ([family] if len(kinds) == 1 else kinds)]
 
 
 def records() -> list[Record]:
@@ -45,7 +56,7 @@ def sharding_table(found: Sequence[Record]) -> str:
         return ""
     columns = ["strategy", "what it is", "samples/s", "peak MiB", "MFU", "published samples/s"]
     rows = lines[lines["devices"] == str(HEADLINE)].reindex(columns=columns, fill_value="")
-    return table({**row, "strategy": f"`{row['strategy']}`"} for row in rows.to_dict("records"))
+    return table({**row, "strategy": f"`{row['strategy']}`"} for row in cells(rows))
 
 
 def measured_on(found: Sequence[Record]) -> str:
@@ -125,7 +136,7 @@ def pipeline_idle(found: Sequence[Record]) -> str:
     columns = ["schedule", "PP", "DP", "ideal bubble", "idle or waiting"]
     simple = lines.reindex(columns=["engine", *columns], fill_value="")
     simple = simple[simple["schedule"].isin(["GPipe", "1F1B"]) & simple["engine"].str.startswith("PyTorch")]
-    return table(simple[columns].to_dict("records"))
+    return table(cells(simple[columns]))
 
 
 def scaling_losses(found: Sequence[Record]) -> str:
@@ -170,6 +181,10 @@ def unequal_kernels(found: Sequence[Record]) -> str:
         if len(set(kernels)) > 1:
             lines.append({"row": f"`{one.label}`", "kernels a step": span(kernels, "{:,g}")})
     return table(lines)
+
+
+def cells(lines: pd.DataFrame) -> list[dict[str, str]]:
+    return [{str(name): str(cell) for name, cell in line.items()} for line in lines.to_dict("records")]
 
 
 def spread(record: Record) -> float | None:

@@ -175,6 +175,24 @@ def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str)
     assert "run -e bench-gpu --" in run
 
 
+def test_saved_baselines_bring_the_pages_that_show_them() -> None:
+    """Or every honest update would leave the pages behind."""
+    workflow = load(ROOT / ".github" / "workflows" / "baselines.yml")
+    names = [step.get("name", step.get("uses")) for step in steps(workflow)]
+    assert names.index("Save the baseline") < names.index("Write the pages that show stored rows")
+    (written,) = (step["run"] for step in steps(workflow) if step.get("name", "").startswith("Write the pages"))
+    assert written.endswith("python -m pages")
+    (kept,) = (one["with"]["path"] for one in steps(workflow, "actions/upload") if one["with"]["name"] == "baselines")
+    assert kept.split() == ["README.md", "baselines/", "docs/"]
+    (proposed,) = (step["run"] for step in steps(workflow) if step.get("name") == "Open a pull request")
+    assert "git add --all -- README.md baselines/ docs/" in proposed
+
+
+@pytest.mark.parametrize("path", [".ci/run", ".github/workflows/ci.yml"])
+def test_the_site_is_built_with_every_change(path: str) -> None:
+    assert "run -e lint,types,docs\n" in (ROOT / path).read_text()
+
+
 def test_the_ci_script_and_the_workflows_use_one_tox() -> None:
     paths = [ROOT / ".ci" / "run", *WORKFLOWS]
     pinned = re.compile(r'(?:tox==|TOX_VERSION: ")(\d[\d.]*)')

@@ -136,6 +136,12 @@ def test_what_has_no_row_says_so() -> None:
     assert set(stored.blocks([]).values()) == {stored.NOTHING}
 
 
+def test_every_kind_of_hardware_with_baselines_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"h200": ["h200-sxm-141gb"], "a100": ["a100-sxm-40gb", "a100-sxm-80gb"]}
+    monkeypatch.setattr(stored, "stored", lambda family: {key: [] for key in found.get(family, [])})
+    assert set(stored.with_page()) == {"h200", "a100-sxm-40gb", "a100-sxm-80gb"}
+
+
 def test_what_is_stored_fills_the_pages() -> None:
     """Whatever its figures are."""
     assert all(stored.blocks(stored.records()).values())

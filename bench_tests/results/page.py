@@ -70,18 +70,17 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], cod
     parts = [
         f"# Results: {family.upper()}",
         f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(names)}"
-        " under `baselines/`. Figures are medians over launches; published figures are of other machines, shown beside"
-        f" ours and never used to judge. {TWO_MACHINES}: the ratio is of two rows that were measured on different"
-        " machines, whose hosts may differ by more than the rows (*Every row* says which machine, and what its host"
-        " sets the pace of).",
+        " under `baselines/`. Figures are medians over launches. Published figures are of other machines; they are"
+        f" shown and never used to judge. {TWO_MACHINES} marks a ratio of two rows from different machines, whose"
+        " hosts may differ more than the rows do. *Every row* names the machine of each row, and says whether its host"
+        " sets the pace.",
         _environment(records),
         _code(records, code),
         *(derived(f"## {title}", table, "pipe") for title, table in tables(records).items()),
         derived("## Every row", _rows(records, code), "pipe"),
-        "*apart* is the standard deviation of step time between launches. *compute* is the time in which the device"
-        " works on anything but communication. *MFU* is empty where no FLOPs were known when the row was"
-        " stored. Where the host needs the whole step to issue it, *bound by* says so:"
-        " such a step is as steady as its host.",
+        "*Spread* is the relative standard deviation of step time between launches. *Compute* is the time in which the"
+        " device does anything but communicate. *MFU* is empty if no FLOPs were known when the row was stored. *Bound"
+        " by* names the host if it sets the pace: such a row varies as much as its host does.",
         _shared(records, rows),
         _missing(records, rows),
     ]
@@ -106,8 +105,8 @@ def _code(records: Sequence[Record], code: Stale) -> str:
     other, silent = len(code.other), len(code.silent)
     return (
         f"Of these {len(records)} results, {len(records) - other - silent} are of the suite's code as it is here,"
-        f" {other} are of other code (marked `{OTHER_CODE}` in *Every row*), and {silent} do not say which code made"
-        f" them (marked `{SILENT}`)."
+        f" {other} are of other code (marked `{OTHER_CODE}` in *Every row*), and {silent} do not name their code"
+        f" (marked `{SILENT}`)."
     )
 
 
@@ -125,7 +124,7 @@ def _row(record: Record) -> dict[str, str]:
     if record.outcome != "ok":
         return {"case": record.label, "devices": str(devices(record)), "samples/s": rate(record)}
     step_ms = record.values("step_ms")
-    apart = statistics.stdev(step_ms) / statistics.mean(step_ms) if len(step_ms) > 1 else None
+    spread = statistics.stdev(step_ms) / statistics.mean(step_ms) if len(step_ms) > 1 else None
     return {
         "case": record.label,
         "devices": str(devices(record)),
@@ -136,7 +135,7 @@ def _row(record: Record) -> dict[str, str]:
         "peak MiB": peak_mib(record),
         "MFU": percent(record.middle("mfu"), digits=1),
         "launches": str(len(record.launches)),
-        "apart": percent(apart, digits=1),
+        "spread": percent(spread, digits=1),
         "machine": record.machine,
     }
 
@@ -149,7 +148,7 @@ def _shared(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
     if not shared:
         return ""
     lines = (f"- `{row}`: `{label}`" for row, label in shared.items())
-    return "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n" + "\n".join(lines)
+    return "## Rows that share a case\n\nEach case was measured once, under the second name.\n\n" + "\n".join(lines)
 
 
 def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
@@ -170,7 +169,7 @@ def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
         for why, tests in sorted(reasons.items())
         for test, names in tests.items()
     ]
-    head = f"Of those that run without `--grid`. No result is of more than {here} devices."
+    head = f"These rows run without `--grid`. No stored result uses more than {here} devices."
     return f"## Rows without a result\n\n{head}\n\n" + "\n".join(lines)
 
 

@@ -103,25 +103,31 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
 
     gpu = [trace for trace in traces if not trace.hardware.startswith("cpu")]
     cpu = [trace for trace in traces if trace.hardware.startswith("cpu")]
-    yield "# What the verdict finds, and how often it is wrong"
+    yield "# False alarms and detection"
     yield (
-        "Printed by `python -m benchmarks.detection` (`tox run -e detection` installs the libraries that it compares"
-        " with): nights replayed through the plugin's own judge and through the rules of other tools, on the same"
-        " launches. *Real* nights deal out anew the"
-        f" {_launches(gpu)} launches on {len({trace.machine for trace in gpu})} machines with H200s and the"
-        f" {_launches(cpu)} of small models on 2 busy CPU cores in `benchmarks/detection/traces`; all others are"
-        " synthetic: noise with the tails of Student's t with 5 degrees of freedom. The *suites* have 100 rows each, as"
-        " noisy as the real rows on H200s, and one launch in 50 is 14 % slow. Baselines hold 5 launches unless said."
-        " A row that is *alone* has no others to learn its noise from. The visits of a *host-bound* row differ by more"
-        " than its launches say; real launches that are dealt out anew have no visits, so ours is too careful there."
-        f" Ours may err {METRIC_ERROR:.2g} times a metric and night: once a month with 200 metrics. In parentheses: the"
-        " exact 95 % interval (Clopper-Pearson)."
+        "`python -m benchmarks.detection` prints this page; `tox run -e detection` installs the libraries that it"
+        " compares with. It replays nights through this plugin's judge and through the rules of other tools, on the"
+        " same launches."
+    )
+    yield (
+        f"* *Real* nights are resampled from the {_launches(gpu)} launches on"
+        f" {len({trace.machine for trace in gpu})} machines with H200s and the {_launches(cpu)} of small models on 2"
+        " busy CPU cores in `benchmarks/detection/traces`. All others are synthetic: noise with the tails of Student's"
+        " t with 5 degrees of freedom.\n"
+        "* *Suites* have 100 rows each, as noisy as the real rows on H200s. One launch in 50 is 14 % slow.\n"
+        "* Baselines hold 5 launches unless the row says otherwise.\n"
+        "* A row that is *alone* has no other rows from which to learn its noise.\n"
+        "* The visits of a *host-bound* row differ by more than its launches say. Resampled real launches have no"
+        " visits, so our judge is too careful there.\n"
+        f"* The allowed error of our judge is {METRIC_ERROR:.2g} per metric and night: one false alarm a month with 200"
+        " metrics.\n"
+        "* Parentheses hold the exact 95 % interval (Clopper-Pearson)."
     )
 
     quiet = {
         "suites of 100 rows": fleet(many(120_000), gpu),
-        "real launches on H200s, dealt out anew": real(many(20_000), gpu),
-        "real launches on a CPU, dealt out anew": real(many(20_000), cpu),
+        "real launches on H200s, resampled": real(many(20_000), gpu),
+        "real launches on a CPU, resampled": real(many(20_000), cpu),
         **{f"noise {sd:.1%}": nights(many(20_000), tailed(sd)) for sd in NOISE},
         "noise 5.0%, a row alone": replace(nights(many(20_000), tailed(0.05)), block=1),
         "noise 0.2%, and 1% in one row of ten": nights(
@@ -130,14 +136,14 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "noise 0.3%, 1 launch in 17 is 14% slow": nights(many(20_000), tailed(0.003, outliers=1 / 17)),
         "noise 0.5%, 10% of steps take half as long again": nights(many(2_000), tailed(0.005), step_outliers=0.1),
         "host-bound, noise 2.5%, and 1.8% of each visit's own": nights(many(20_000), tailed(0.025), visit=MOOD * 0.025),
-        "host with two moods, 5% apart, 1 launch in 2": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.5)),
-        "host with two moods, 5% apart, 1 launch in 5": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.2)),
+        "host, bimodal, 5% apart, 1 launch in 2": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.5)),
+        "host, bimodal, 5% apart, 1 launch in 5": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.2)),
     }
     calm = {name: ours(each) for name, each in quiet.items()}
     yield "## Nothing changed: nights that were red"
     yield (
-        "A host with two moods is the limit: where one launch in five is slow, a third of the baselines of five"
-        " launches never saw it, and nothing in the launches tells a new mood from new code."
+        "A bimodal host is the limit. If one launch in five is slow, a third of the baselines of five launches"
+        " never saw a slow one. Then nothing in the launches tells the slow mode from new code."
     )
     yield _table(quiet, calm)
 
@@ -169,14 +175,16 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     }
     yield "## Slower: nights that were red"
     yield (
-        "A night that ours could not judge is `noisy`, not green: the column before the last. One slow rank slows the"
-        " step and is found as such; no judge here says whose fault it is. Of the real rows on H200s only two fresh"
-        " launches are left to ask for."
+        "A night that our judge could not decide is `noisy`, not green: the column before the last. One slow rank"
+        " slows the step, and is found as a slower step. No judge here says which rank is slow. For the real rows"
+        " on H200s only two extra launches are left."
     )
     yield _table(slowed, {name: ours(each) for name, each in slowed.items()})
 
     yield f"## Drift of {DRIFT:.1%} a night"
-    yield "How much slower a row of 0.5 % noise was, against one baseline, when it was first red: median, nine in ten."
+    yield (
+        "How much slower a row with 0.5 % noise was, against one baseline, when it was first red: median, nine in ten."
+    )
     drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items() if name != "Otava"]
     columns = ["left", "right", "right"]
     yield tabulate(drifted, headers=["judge", "median", "nine in ten"], tablefmt="pipe", colalign=columns)
@@ -185,8 +193,8 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
 
     yield "## Goals"
     yield (
-        "*Best* is what no judge with the same error passes by much: it knows the noise, starts all"
-        f" {FIRST + MORE} launches every night, and makes as much of them as their tails allow."
+        "*Best* is a bound that no judge with the same error exceeds by much. It knows the noise, starts all"
+        f" {FIRST + MORE} launches every night, and uses them as well as their tails allow."
     )
     yield tabulate(list(_goals(calm, quiet, many)), headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe")
 
@@ -198,25 +206,25 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
         "noise 0.5%": histories(rows, tailed(0.005)),
         "noise 0.5%, and 0.5% of each night's own": histories(rows, tailed(0.005), night=own(0.005)),
         "suites of 100 rows": suites(rows, gpu),
-        "real launches on H200s, drawn anew": dealt(rows, gpu),
-        "real launches on a CPU, drawn anew": dealt(rows, cpu),
+        "real launches on H200s, resampled": dealt(rows, gpu),
+        "real launches on a CPU, resampled": dealt(rows, cpu),
         "noise 0.5%, 1 night in 10 is 14% slow": histories(fewer, tailed(0.005), night=sometimes(0.14, 0.1)),
-        "host with two moods, 5% apart, 1 night in 5": histories(fewer, tailed(0.003), night=sometimes(0.05, 0.2)),
+        "host, bimodal, 5% apart, 1 night in 5": histories(fewer, tailed(0.003), night=sometimes(0.05, 0.2)),
         "another machine, 3% slower, since 10 nights": replaced(
             histories(fewer, tailed(0.005)), nights_ago=10, slower=0.03
         ),
         "five nights of seven 1.5% slower": histories(fewer, tailed(0.005), night=weekly(0.015)),
-        "moods that stay for 3 nights, 2% apart, 1 night in 5": histories(
+        "bimodal, modes last 3 nights, 2% apart, 1 night in 5": histories(
             fewer, tailed(0.003), night=lasting(0.02, 0.2, 3)
         ),
-        "0.5% of each night's own, of which half stays": histories(fewer, tailed(0.005), night=wandering(0.005, 0.5)),
+        "0.5% of each night's own, half of it stays": histories(fewer, tailed(0.005), night=wandering(0.005, 0.5)),
     }
     yield "## Histories in which nothing changed"
     yield (
-        "How often a drift was said tonight. A history has 20 to 90 nights, each a median of three launches. Ours may"
-        f" err {METRIC_ERROR:.2g} times, as for a single night, and looks at the nights of tonight's machine; others"
-        " are shown all nights. The last three rows break its one assumption, that nights could have come in any order:"
-        " what stays for some nights looks like a change."
+        "How often a drift was reported tonight. A history has 20 to 90 nights, each the median of three launches. Our"
+        f" test may err {METRIC_ERROR:.2g} times, as for a single night, and looks at the nights of tonight's machine."
+        " The others see all nights. The last three rows break our test's one assumption, that nights could have come"
+        " in any order: what stays for some nights looks like a change."
     )
     lines = [
         [
@@ -233,9 +241,9 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
 
     yield "## Drift that no night sees"
     yield (
-        f"Nights until it was said: median, nine in ten. {BEFORE} quiet nights came before; launches have 0.5 % noise"
-        " and each night 0.3 % of its own. *Single nights*: the verdict alone, where someone saves the baseline anew"
-        f" every {RESAVED} nights, which ours does not notice. *Never*: not in {AFTER} nights."
+        f"Nights until the drift was reported: median, nine in ten. {BEFORE} quiet nights came before. Launches have"
+        " 0.5 % noise, and each night 0.3 % of its own. *Single nights* is the verdict alone, if someone saves the"
+        f" baseline every {RESAVED} nights; our drift test does not depend on that. *Never*: not in {AFTER} nights."
     )
     lines = []
     for name, change in CHANGES.items():

@@ -42,11 +42,12 @@ def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
 
     yield "# Planted slowdowns"
     yield (
-        f"Measured by `python -m benchmarks.planted run FILE` on {every('hardware')}, machines {every('machine')},"
+        "These runs try the verdict on real devices: with nothing changed, and with slowdowns as real code has them."
+        f" `python -m benchmarks.planted run FILE` measured them on {every('hardware')}, machines {every('machine')},"
         f" torch {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
         f" {len(nights)} runs in which nothing changed and {len(runs) - len(nights)} with one fault each of"
-        " `benchmarks/planted/faults.py`. Printed by"
-        " `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl`."
+        " `benchmarks/planted/faults.py`. `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl` prints"
+        " this page."
     )
     if nights:
         yield from unchanged(nights)
@@ -82,8 +83,8 @@ def outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
 def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     yield "## Faults"
     yield (
-        "*Should be* red are the rows that a fault makes slower or larger; *not red* those that it has nothing to do"
-        " with."
+        "*Should be* is *red* for rows that the fault makes slower or larger, and *not red* for rows that it does not"
+        " touch. It is empty if either is right."
     )
     rows = []
     for before, *others in series:
