@@ -18,6 +18,7 @@ from bench_tests.steps.hf_trainer import begin_as_elsewhere
 from bench_tests.steps.turns import Turns
 from bench_tests.training.recipe import Recipe
 from pytest_trainbench.judge.validity import loss_fault
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.schema.record import Launch
 
 CPU = torch.device("cpu")
