@@ -132,6 +132,12 @@ def _log_to(path: Path) -> None:
     os.close(log)
 
 
+def run_program(program: str, to: Path) -> None:
+    """With all that it prints in one file."""
+    _log_to(to)
+    exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+
+
 def forget() -> None:
     """What libraries keep of a run, which the next job would find."""
     if groups := sys.modules.get("deepspeed.utils.groups"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from crew import Crew
+from crew import Crew, run_program
 from filelock import FileLock
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -100,11 +100,21 @@ def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> Ended:
         return CREWS[key].run(one)
 
 
+def printed(program: str, to: Path) -> str:
+    """What a program prints, in a process of its own that finds imported what ranks do. It may import the suite."""
+    preload()
+    process = multiprocessing.get_context("forkserver").Process(target=run_program, args=(program, to))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, to.read_text()
+    return to.read_text()
+
+
 @contextmanager
-def pretended(mesh: str) -> Iterator[DeviceMesh]:
-    """What the first of its ranks is given, for builders that refuse something before they need the others."""
+def pretended(mesh: str, *, rank: int = 0) -> Iterator[DeviceMesh]:
+    """What one of its ranks is given, for what does nothing with the others, such as to refuse."""
     shape = MeshShape.parse(mesh)
-    dist.init_process_group("fake", rank=0, world_size=shape.world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=shape.world_size, store=FakeStore())
     try:
         yield init_device_mesh("cpu", tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
     finally:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
-from ranks import ROOT, launched, pretended, start
+import torch.distributed as dist
+from ranks import launched, pretended, start
 from samples import capped, failed, record
 
 from bench_tests.engines import ENGINES, SCHEDULES, Engine
+from bench_tests.engines.torch_native import join_ends
 from bench_tests.parallel import parallel_step
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
@@ -109,26 +109,14 @@ def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
     assert loss_fault(one.losses, references["fp16"].losses, ENGINES[engine].loss_tolerance) is None
 
 
-JOINED = """
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from bench_tests.engines.torch_native import join_ends
-for rank in range(8):
-    dist.init_process_group("fake", rank=rank, world_size=8, store=FakeStore())
-    ends = join_ends(init_device_mesh("cpu", (4, 2), mesh_dim_names=("pp", "dp")))
-    print("joined", rank, ends and dist.get_process_group_ranks(ends))
-    dist.destroy_process_group()
-"""
-
-
 def test_only_the_ends_of_a_pipeline_are_joined() -> None:
     """Two pipelines of four ranks: those in between hold neither the embedding nor the head."""
-    done = subprocess.run([sys.executable, "-c", JOINED], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    groups = ["[0, 6]", "[1, 7]", "None", "None", "None", "None", "[0, 6]", "[1, 7]"]
-    printed = [line for line in done.stdout.splitlines() if line.startswith("joined ")]
-    assert printed == [f"joined {rank} {ranks}" for rank, ranks in enumerate(groups)]
+    joined = []
+    for rank in range(8):
+        with pretended("pp4-dp2", rank=rank) as mesh:
+            ends = join_ends(mesh)
+            joined.append(ends and dist.get_process_group_ranks(ends))
+    assert joined == [[0, 6], [1, 7], None, None, None, None, [0, 6], [1, 7]]
 
 
 def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import ranks
+import torch
 from ranks import launched, pretended, start
 from torch import Tensor
 
