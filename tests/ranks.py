@@ -5,12 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from crew import Crew, run_program
 from filelock import FileLock
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.launch.fork_server import start_fork_server
@@ -48,7 +54,7 @@ def preload() -> None:
     ready.join()
 
 
-def start(
+def job(
     folder: Path,
     builder: str,
     *,
@@ -58,9 +64,9 @@ def start(
     limit_s: float = 300.0,
     reference_steps: int | None = None,
     **params: Any,
-) -> LaunchResult:
-    """Ends of the ranks that train for so many steps of warm-up and so many timed ones."""
-    job = Job(
+) -> Job:
+    """So many steps of warm-up and so many timed ones."""
+    return Job(
         case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
         device_kind="cpu",
         folder=folder,
@@ -70,9 +76,51 @@ def start(
         reference_steps=reference_steps,
         import_path=(str(ROOT), str(ROOT / "tests")),
     )
+
+
+def start(folder: Path, builder: str, **how: Any) -> LaunchResult:
+    """The end of a launch, whose ranks are processes of its own; ``how`` is that of a :func:`job`."""
     preload()
     with TURN:
-        return launch(job)
+        return launch(job(folder, builder, **how))
+
+
+CREWS: dict[tuple[int, str], Crew] = {}
+
+
+def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> LaunchResult:
+    """The same from ranks that have trained other cases before, which takes a fraction of the time.
+
+    Cases that leave something in their process stay ``apart``: with those of the same name.
+    """
+    one = job(folder, builder, **how)
+    key = one.case.mesh.world_size, apart
+    preload()
+    with TURN:
+        if key not in CREWS or CREWS[key].ended:
+            CREWS[key] = Crew(one.case.mesh.world_size)
+        return CREWS[key].run(one)
+
+
+def printed(program: str, to: Path) -> str:
+    """What a program prints, in a process of its own that finds imported what ranks do. It may import the suite."""
+    preload()
+    process = multiprocessing.get_context("forkserver").Process(target=run_program, args=(program, to))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, to.read_text()
+    return to.read_text()
+
+
+@contextmanager
+def pretended(mesh: str, *, rank: int = 0) -> Iterator[DeviceMesh]:
+    """What one of its ranks is given, for what does nothing with the others, such as to refuse."""
+    shape = MeshShape.parse(mesh)
+    dist.init_process_group("fake", rank=rank, world_size=shape.world_size, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
+    finally:
+        dist.destroy_process_group()
 
 
 def launched(ended: LaunchResult) -> Launch:

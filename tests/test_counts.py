@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from ranks import start
+from ranks import start, train
 from torch.profiler import ExecutionTraceObserver
 
+from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.rank import collectives
 from pytest_trainbench.schema.record import Trace
 
 
-def traces(folder: Path, builder: str, *, mesh: str = "dp1") -> tuple[Trace, ...]:
-    ended = start(folder, f"counted_steps:{builder}", mesh=mesh, warmup=4, steps=2)
+def traces(
+    folder: Path, builder: str, *, mesh: str = "dp1", way: Callable[..., LaunchResult] = train
+) -> tuple[Trace, ...]:
+    ended = way(folder, f"counted_steps:{builder}", mesh=mesh, warmup=4, steps=2)
     assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"
     return ended.traces
 
@@ -51,10 +55,11 @@ def test_where_steps_differ_they_are_counted_over_a_period(tmp_path: Path) -> No
 
 
 def test_graph_breaks_and_compilations_again_are_counted(tmp_path: Path) -> None:
-    (one,) = traces(tmp_path, "compiled")
+    """In a process, whose own they are."""
+    (one,) = traces(tmp_path, "compiled", way=start)
     assert one.compilations == {"graph_breaks": 2.0, "recompiles": 2.0}
     (tmp_path / "eager").mkdir()
-    (one,) = traces(tmp_path / "eager", "every_third")
+    (one,) = traces(tmp_path / "eager", "every_third", way=start)
     assert one.compilations == {}, "absent where nothing is compiled"
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import onnxruntime
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from eager_training import batches_of, losses
-from ranks import launched, start
+from ranks import launched
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch.nn.parallel import DistributedDataParallel
@@ -187,12 +188,18 @@ def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions:
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     work: dict[str, Any] = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
-    return launched(start(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
+    # What compiles changes its process for good.
+    way = ranks.start if "graph" in params else ranks.train
+    return launched(way(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
 
 @pytest.mark.parametrize(
     ("graph", "precision", "tolerance"),
-    [("inductor", "fp32", 0.001), ("ort-all", "fp32", 0.001), ("ort-all", "fp16", 0.01)],
+    [
+        pytest.param("inductor", "fp32", 0.001, marks=pytest.mark.slow),
+        ("ort-all", "fp32", 0.001),
+        ("ort-all", "fp16", 0.01),
+    ],
 )
 def test_two_ranks_have_the_unsharded_eager_models_losses(
     graph: str, precision: str, tolerance: float, tmp_path: Path

@@ -8,11 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from ranks import launched, start
+from ranks import launched, pretended, train
 from recorded_steps import Again
 from torch import Tensor
 
 from bench_tests.engines import ENGINES
+from bench_tests.steps.train import train_step
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, accelerated_ddp, recorded
 from bench_tests.tolerances import tolerance
 from bench_tests.training.cuda_graph import Recording
@@ -38,12 +39,12 @@ def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(stra
     how = {**WORK, "warmup": 8, "steps": last}
     (tmp_path / "reference").mkdir()
     truth = launched(
-        start(
+        train(
             tmp_path / "reference", "bench_tests.steps.train:train_step", strategy="reference", micro_batches=2, **how
         )
     )
     (tmp_path / "ours").mkdir()
-    ended = start(tmp_path / "ours", "recorded_steps:train", mesh="dp2", strategy=strategy, **how)
+    ended = train(tmp_path / "ours", "recorded_steps:train", mesh="dp2", strategy=strategy, **how)
     one = launched(ended)
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses[:last], truth.losses, allowed.allowed) is None
@@ -52,7 +53,7 @@ def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(stra
 
 def test_no_replay_is_timed_before_the_recording(tmp_path: Path) -> None:
     """However short the warm-up was to be."""
-    ended = start(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
+    ended = train(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
     eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
     recording, pace, timed = 1, 3, 3
     assert len(launched(ended).losses) == eager_steps + recording + pace + timed
@@ -105,10 +106,10 @@ def test_a_strategy_whose_steps_are_not_all_alike_is_refused(monkeypatch: pytest
         recorded.recorded(Mock(), Mock(), recipe, of="bench_tests.strategies.accelerated_ddp:local_sgd", eager_steps=4)
 
 
-def test_a_step_in_fp16_is_refused(tmp_path: Path) -> None:
-    ended = start(tmp_path, "recorded_steps:train", strategy="recorded-ddp", **{**WORK, "precision": "fp16"})
-    assert ended.outcome == "crash"
-    assert "a step in fp16 cannot be recorded: its gradient scaler waits for the device" in str(ended.reason)
+def test_a_step_in_fp16_is_refused() -> None:
+    sentence = "a step in fp16 cannot be recorded: its gradient scaler waits for the device"
+    with pretended("dp1") as mesh, pytest.raises(ValueError, match=sentence):
+        train_step(mesh, strategy="recorded-ddp", **{**WORK, "precision": "fp16"})
 
 
 @pytest.mark.parametrize(

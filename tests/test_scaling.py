@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import launched, start
+from ranks import launched, start, train
 
 from bench_tests.tables.scaling import PUBLISHED
 from bench_tests.test_scaling import MESHES, WORK, learning_rate
@@ -35,11 +35,10 @@ def test_gradients_of_a_rank_that_are_lost_are_seen(tmp_path: Path) -> None:
     """Samples of all ranks are much alike, so that a lost rank moves the losses by little."""
     row: dict[str, Any] = {"model": "bert-tiny", "strategy": "zero1", "precision": "bf16", "sequence": 64}
     row |= {"micro_batch": 32, "learning_rate": 0.001}
-    whole = launched(start(tmp_path / "whole", TRAIN, **row, micro_batches=8))
-    right, wrong = (
-        launched(start(tmp_path / builder, builder, mesh="dp2", **row, micro_batches=4))
-        for builder in (TRAIN, "wrong_steps:zero_that_loses_a_rank")
-    )
+    whole = launched(train(tmp_path / "whole", TRAIN, **row, micro_batches=8))
+    right = launched(train(tmp_path / "right", TRAIN, mesh="dp2", **row, micro_batches=4))
+    builder = "wrong_steps:zero_that_loses_a_rank"
+    wrong = launched(start(tmp_path / "wrong", builder, mesh="dp2", **row, micro_batches=4))
 
     assert loss_fault(right.losses, whole.losses, tolerance().allowed) is None
     assert "it trains wrong" in str(loss_fault(wrong.losses, whole.losses, tolerance().allowed))

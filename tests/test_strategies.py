@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import torch
-from ranks import launched, start
+from ranks import launched, pretended, start
 from torch import Tensor
 
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.trainable import Trainable
+from bench_tests.steps.train import train_step
 from bench_tests.strategies import STRATEGIES
 from bench_tests.strategies.reference import reference
 from bench_tests.strategies.wrapping import sizes, unite
@@ -22,13 +24,15 @@ from bench_tests.training.recipe import Recipe
 from pytest_trainbench.judge.validity import loss_fault
 from pytest_trainbench.schema.record import Launch
 
+BUILDER = "bench_tests.steps.train:train_step"
+
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}
 
 ON_A_CPU = {name: row for name, row in STRATEGIES.items() if not row.missing("cpu", "fp32")}
 
 
-def train(folder: Path, *, dp: int = 2, builder: str = "bench_tests.steps.train:train_step", **params: Any) -> Launch:
-    return launched(start(folder, builder, mesh=f"dp{dp}", **{**WORK, **params}))
+def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
+    return launched(ranks.train(folder, BUILDER, mesh=f"dp{dp}", **{**WORK, **params}))
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +190,17 @@ def coarse(gradient: Tensor) -> Tensor:
     return (gradient * 2.0**-12).half().float() * 2.0**12
 
 
-def test_a_strategy_that_does_not_accumulate_says_so(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="strategy 'ddp' takes one micro-batch a step, not 2"):
-        train(tmp_path / "job", strategy="ddp", precision="fp32", micro_batches=2)
-
-
-def test_a_strategy_that_has_no_warm_up_says_so(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="strategy 'ddp' has one learning rate, and no warm-up of 2 steps"):
-        train(tmp_path / "job", strategy="ddp", precision="fp32", warmup_steps=2)
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"micro_batches": 2}, "strategy 'ddp' takes one micro-batch a step, not 2"),
+        ({"warmup_steps": 2}, "strategy 'ddp' has one learning rate, and no warm-up of 2 steps"),
+    ],
+)
+def test_what_a_strategy_does_not_do_it_says(asked: dict[str, int], sentence: str) -> None:
+    params: dict[str, Any] = {**WORK, "strategy": "ddp", "precision": "fp32", **asked}
+    with pretended("dp2") as mesh, pytest.raises(ValueError, match=sentence):
+        train_step(mesh, **params)
 
 
 def test_a_rate_rises_evenly_until_the_last_step_of_its_warm_up() -> None:
@@ -238,8 +245,11 @@ def test_in_fp8_the_losses_are_the_unsharded_models_and_near_those_of_bf16(
     assert one.metrics["flops_per_step"] == whole["bf16"].metrics["flops_per_step"]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, Launch], tmp_path: Path) -> None:
-    one = train(tmp_path / "job", strategy="ddp", precision="fp32", graph="inductor")
+    one = launched(
+        start(tmp_path / "job", BUILDER, mesh="dp2", strategy="ddp", precision="fp32", graph="inductor", **WORK)
+    )
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
 
@@ -247,6 +257,7 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, 
 def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach: it
     runs, is quick, and trains wrong."""
-    one = train(tmp_path / "job", builder="wrong_steps:sharded_ddp_with_stale_gradients", precision="fp32")
+    builder = "wrong_steps:sharded_ddp_with_stale_gradients"
+    one = launched(start(tmp_path / "job", builder, mesh="dp2", precision="fp32", **WORK))
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
     assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("oss-sdp").allowed))

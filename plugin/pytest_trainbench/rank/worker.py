@@ -163,7 +163,8 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     phases("opening the device")
     if job.device_kind == "cpu":
         device = torch.device("cpu")
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+        if "OMP_NUM_THREADS" not in os.environ:  # torch honours it
+            torch.set_num_threads(cpu_threads(local_size))
     else:
         # One thread a rank, as torchrun gives: the work is on the device, and idle threads of one rank disturb another.
         torch.set_num_threads(1)
@@ -243,6 +244,11 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
         dist.destroy_process_group()
     except Exception:
         traceback.print_exc()  # into the rank's log
+
+
+def cpu_threads(local_size: int) -> int:
+    """The share of this machine's cores that each of ``local_size`` ranks gets."""
+    return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
 def build_step(case: Case, mesh: DeviceMesh) -> Step:

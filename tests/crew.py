@@ -1,0 +1,150 @@
+"""Ranks that do one job after another in one process group. A test that needs a process of its own starts a launch.
+
+Each job has a model, an optimizer and a trace of its own, as in a launch. Jobs with the same mesh share its
+``DeviceMesh``: torch's DTensor keeps what it has found out about a mesh, groups included, for all equal ones.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh
+
+from pytest_trainbench.launch.result import LaunchResult, NodeResult, collect
+from pytest_trainbench.rank import worker
+from pytest_trainbench.schema.job import Job
+
+GRACE_S = 3.0
+"""How long the others may take to write why they failed, after one rank has: a rank that lost a peer waits for 1 s."""
+
+
+class Crew:
+    """``size`` ranks, from the fork server of this process. They end with the first job that fails, or with this
+    process."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._ranks = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(rank, size, self._store.port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    @property
+    def ended(self) -> bool:
+        return any(process.exitcode is not None for process, _ in self._ranks)
+
+    def run(self, job: Job) -> LaunchResult:
+        """As :func:`pytest_trainbench.launch.launcher.launch`, without its watch over ranks that hang in C."""
+        job.folder.mkdir(parents=True, exist_ok=True)
+        path = str(job.write())
+        for _, jobs in self._ranks:
+            jobs.send(path)
+        until = time.monotonic() + job.limit_s + GRACE_S
+        busy = dict(enumerate(self._ranks))
+        while busy and wait([jobs for _, jobs in busy.values()], timeout=max(0.0, until - time.monotonic())):
+            for rank, (_, jobs) in list(busy.items()):
+                if not jobs.poll():
+                    continue
+                try:
+                    jobs.recv()
+                    del busy[rank]
+                except EOFError:
+                    return self._failed(job)
+        return self._failed(job) if busy else collect(job, NodeResult())
+
+    def _failed(self, job: Job) -> LaunchResult:
+        until = time.monotonic() + GRACE_S
+        for process, _ in self._ranks:
+            process.join(max(0.0, until - time.monotonic()))
+        codes = {rank: process.exitcode for rank, (process, _) in enumerate(self._ranks)}
+        self.end()
+        return collect(job, NodeResult(exit_codes={rank: code for rank, code in codes.items() if code}))
+
+    def end(self) -> None:
+        for process, _ in self._ranks:
+            process.kill()
+            process.join()
+
+
+def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
+    """One rank: takes the path of a job, and answers when its trace is there."""
+    os.environ.update(
+        RANK=f"{rank}",
+        LOCAL_RANK=f"{rank}",
+        WORLD_SIZE=f"{size}",
+        LOCAL_WORLD_SIZE=f"{size}",
+        GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=f"{port}",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    worker._die_with_parent()
+    seed = torch.initial_seed()
+    # The half a million objects that the fork server imported stay out of the collector's sight for good: the timed
+    # loop would bring them back each time.
+    gc.freeze()
+    with (
+        mock.patch.object(worker, "_die_with_parent"),
+        mock.patch.object(gc, "freeze"),
+        mock.patch.object(gc, "unfreeze"),
+        mock.patch.object(dist, "init_process_group", _once(dist.init_process_group)),
+        mock.patch.object(dist, "destroy_process_group"),
+        mock.patch.object(device_mesh, "init_device_mesh", cache(device_mesh.init_device_mesh)),
+    ):
+        while True:
+            try:
+                path = jobs.recv()
+            except EOFError:
+                os._exit(0)  # destructors of process groups wait for peers
+            torch.manual_seed(seed)
+            _log_to(Path(path).parent / "logs" / f"{rank}" / "stderr.log")
+            worker.main(path)
+            faulthandler.cancel_dump_traceback_later()  # by which a rank that is done must have ended
+            forget()
+            jobs.send("done")
+
+
+def _once(join: Callable[..., None]) -> Callable[..., None]:
+    return lambda *how, **options: None if dist.is_initialized() else join(*how, **options)
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+
+
+def run_program(program: str, to: Path) -> None:
+    """With all that it prints in one file."""
+    _log_to(to)
+    exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+
+
+def forget() -> None:
+    """What libraries keep of a run, which the next job would find."""
+    if groups := sys.modules.get("deepspeed.utils.groups"):
+        groups._release_process_group_references(group=None)
+    if groups := sys.modules.get("megatron.core.parallel_state"):
+        groups.destroy_model_parallel()
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+    gc.collect()
