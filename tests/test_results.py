@@ -199,7 +199,7 @@ def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines(h200: list
     said = prose("docs/parallel-3d.md")
     found: dict[str, list[float]] = {"torch": [], "megatron": []}
     for one in h200:
-        host, compute, step = map(one.middle, ("host_ms", "compute_ms", "step_ms"))
+        host, compute, step = map(one.median, ("host_ms", "compute_ms", "step_ms"))
         if one.case.mesh.tp > 1 and not ENGINES[one.case.params["engine"]].recorded and host and compute and step:
             found[one.case.params["engine"].removesuffix("-sp")].append(min(host, step) / compute)
     low, high = (round(end(found["torch"])) for end in (min, max))
@@ -226,7 +226,7 @@ def test_what_zero_1_and_2_have_in_common_is_from_the_baselines(h200: list[Recor
     rows = {one.label: one for one in h200}
     one, two = rows["sharding[zero1-dp4]"], rows["sharding[zero2-dp4]"]
     for metric in ("kernels", "collectives", "collective_bytes"):
-        assert one.middle(metric) == two.middle(metric) is not None
+        assert one.median(metric) == two.median(metric) is not None
     peaks = (median(row.values("peak_allocated_bytes")) for row in (one, two))
     assert next(peaks) == pytest.approx(next(peaks), rel=1e-5)
 
@@ -295,10 +295,10 @@ def test_what_the_power_cap_takes_from_products_is_from_the_baselines(h200: list
     sm_mhz = median(one.conditions["sm_mhz"][0] for one in half.launches)
     assert f"products of 4096³ ran at {round(sm_mhz, -1):,.0f} of 1,980 MHz" in said
     assert all(one.conditions["sw_power_cap"] == [1.0] for one in half.launches), "at the cap throughout"
-    assert f"at the cap throughout: {half.middle('tflops_per_device'):.0f} TFLOPS" in said
+    assert f"at the cap throughout: {half.median('tflops_per_device'):.0f} TFLOPS" in said
     assert f"at {of_kernels(half):.0f} (`compute_ms`)" in said
     assert all(one.conditions["sm_mhz"] == [1980.0] for one in single.launches)
-    alike = {f"{tflops:.1f}" for tflops in (single.middle("tflops_per_device"), of_kernels(single))}
+    alike = {f"{tflops:.1f}" for tflops in (single.median("tflops_per_device"), of_kernels(single))}
     assert len(alike) == 1 and f"at full clock throughout, give {alike.pop()} either way" in said
 
 
