@@ -85,7 +85,7 @@ def host_bound_sharding(found: Sequence[Record]) -> str:
         {
             "strategy": f"`{one.case.params['strategy']}`",
             "step ms": f"{median(one.values('step_ms')):.1f}",
-            "compute ms": figure(one.middle("compute_ms"), "{:.1f}"),
+            "compute ms": figure(one.median("compute_ms"), "{:.1f}"),
             "spread between launches": percent(spread(one)),
             "host-bound": "yes" if host_bound(one) else "no",
         }
@@ -117,7 +117,7 @@ def tensor_parallel_host(found: Sequence[Record]) -> str:
     """By engine, how many times the device's compute time the host needs to issue a step."""
     times: dict[str, list[float]] = {}
     for one in found:
-        host, compute, step = map(one.middle, ("host_ms", "compute_ms", "step_ms"))
+        host, compute, step = map(one.median, ("host_ms", "compute_ms", "step_ms"))
         if one.case.mesh.tp > 1 and host and compute and step:
             engine = ENGINES[one.case.params["engine"]]
             if not engine.recorded:
@@ -152,7 +152,7 @@ def products(found: Sequence[Record]) -> str:
     """What a power cap takes from matrix products that run for the whole window."""
     lines = []
     for one in found:
-        compute_ms, clocks = one.middle("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
+        compute_ms, clocks = one.median("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
         if one.label.startswith("matrix_product[") and compute_ms and all(clocks):
             flops = median(one.values("flops_per_step"))
             lines.append(
@@ -160,7 +160,7 @@ def products(found: Sequence[Record]) -> str:
                     "row": f"`{one.label}`",
                     "SM clock, MHz": span([mhz[0] for mhz in clocks if mhz], "{:,.0f}"),
                     "at the power cap": percent(capped(one)),
-                    "TFLOPS over the window": figure(one.middle("tflops_per_device"), "{:.0f}"),
+                    "TFLOPS over the window": figure(one.median("tflops_per_device"), "{:.0f}"),
                     "TFLOPS of the profiled kernels": f"{flops / compute_ms / 1e9:.0f}",
                 }
             )

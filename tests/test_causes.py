@@ -10,17 +10,17 @@ import pytest
 from samples import case, launch, near, record
 
 from pytest_trainbench.judge.attribution import (
+    Bimodal,
     Cause,
-    Moods,
+    bimodal,
     explained,
-    moods,
     of_launches,
     of_record,
     slow_rank,
     typical,
     unlike,
 )
-from pytest_trainbench.schema.conditions import CONDITIONS, Lost, Present, Rate
+from pytest_trainbench.schema.conditions import CONDITIONS, LostShare, Present, Rate
 from pytest_trainbench.schema.record import Launch, Record
 
 Facts = Mapping[str, list[float]]
@@ -102,7 +102,7 @@ def margins(name: str) -> tuple[float, float, float]:
     match CONDITIONS[name].rule:
         case Rate(margin=margin):
             return 1000.0, 1000.0 * (1 - 0.9 * margin), 1000.0 * (1 - 1.1 * margin)
-        case Lost(margin=margin):
+        case LostShare(margin=margin):
             return 0.3, 0.3 + 0.9 * margin, 0.3 + 1.1 * margin
         case Present():
             return 1.0, 1.0, 2.0
@@ -212,7 +212,7 @@ def test_a_slow_rank_costs_what_it_computes_longer() -> None:
 
 
 def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.0) -> list[float]:
-    """Times of two moods, each within 1 %, in no order that repeats."""
+    """Times of two bimodal, each within 1 %, in no order that repeats."""
     times = [fast_ms * (1 + 0.001 * (at % 10)) for at in range(fast)]
     for at in range(slow):
         times.insert(at * at * 7 % (len(times) + 1), slow_ms * (1 + 0.001 * (at % 10)))
@@ -220,7 +220,7 @@ def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.
 
 
 def test_two_moods_are_told_with_their_share() -> None:
-    assert moods(mixed(30, 10)) == Moods(fast_ms=near(100.45), slow_ms=near(110.5, abs=0.1), slow_share=0.25)
+    assert bimodal(mixed(30, 10)) == Bimodal(fast_ms=near(100.45), slow_ms=near(110.5, abs=0.1), slow_share=0.25)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_two_moods_are_told_with_their_share() -> None:
     ],
 )
 def test_what_is_of_one_mood_stays_so(times_ms: list[float]) -> None:
-    assert moods(times_ms) is None
+    assert bimodal(times_ms) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -243,8 +243,8 @@ def test_noise_of_many_steps_is_no_mood(seed: int) -> None:
     import numpy as np
 
     noise = np.random.default_rng(seed)
-    assert moods((100 * np.exp(0.05 * noise.standard_t(5, size=100))).tolist()) is None
-    assert moods((100 * np.exp(0.05 * noise.uniform(size=100))).tolist()) is None
+    assert bimodal((100 * np.exp(0.05 * noise.standard_t(5, size=100))).tolist()) is None
+    assert bimodal((100 * np.exp(0.05 * noise.uniform(size=100))).tolist()) is None
 
 
 def stepping(step_ms: list[float]) -> Record:

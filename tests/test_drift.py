@@ -19,7 +19,7 @@ from pytest_trainbench.judge.drift import (
     NIGHTS_MOST,
     SPLITS,
     Drift,
-    Watch,
+    Findings,
     _above,
     _chances,
     needed,
@@ -303,7 +303,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
         )
         for number in range(1, 13)
     )
-    said = lines(Watch(nights={one.id: 35 for one in drifts}, needed=18, drifts=drifts), Path("/history"))
+    said = lines(Findings(nights={one.id: 35 for one in drifts}, needed=18, drifts=drifts), Path("/history"))
     assert said[0] == (
         "drift: row 12: step time 12.0% worse since 2026-10-02"
         " (5 nights against 30 before; library 0: 1 → 2; library 1: 1 → 2; library 2: 1 → 2; and 1 more)"
@@ -316,7 +316,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
 
 
 def test_rows_that_have_too_few_nights_are_counted() -> None:
-    said = lines(Watch(nights={"one": 3, "two": 40, "three": 5}, needed=14), Path("/history"))
+    said = lines(Findings(nights={"one": 3, "two": 40, "three": 5}, needed=14), Path("/history"))
     assert said == [
         "history: 2 of 3 rows have fewer than the 14 nights on this machine that a drift takes to be seen;"
         " no drift in the others"

@@ -11,7 +11,7 @@ import pytest
 from samples import near
 from scipy import stats
 
-from pytest_trainbench.judge.noise import DEFAULT, WORTH_MOST, Prior, compare, learned, paired
+from pytest_trainbench.judge.noise import DEFAULT, PRIOR_DF_MOST, Prior, compare, learned, paired
 
 QUIET = [100.0, 100.2, 99.9, 100.1, 99.8]
 
@@ -19,7 +19,7 @@ QUIET = [100.0, 100.2, 99.9, 100.1, 99.8]
 @pytest.mark.parametrize("launches", [(2, 2), (3, 3), (5, 3), (5, 10), (10, 10)])
 def test_without_outliers_the_noise_is_right_on_average(launches: tuple[int, int]) -> None:
     """Root mean square over 4,000 pairs of sets: within 3 % for the clip, and 2 % for what was drawn."""
-    none = Prior(noise=1.0, worth=0)
+    none = Prior(noise=1.0, prior_df=0)
     rows = [[100 * math.exp(x) for x in row] for row in np.random.default_rng(5).normal(0, 0.01, (4000, sum(launches)))]
     found = [compare(row[: launches[0]], row[launches[0] :], prior=none).noise for row in rows]
     assert math.sqrt(np.mean(np.square(found))) == pytest.approx(0.01, rel=0.05)
@@ -43,7 +43,7 @@ def test_without_outliers_it_is_nearly_students_test() -> None:
     """With a prior that is worth nothing, close to scipy's pooled t-test on the logarithms."""
     draw = np.random.default_rng(7)
     before, now = np.exp(draw.normal(4.6, 0.02, 400)), np.exp(draw.normal(4.61, 0.02, 400))
-    found = compare(list(before), list(now), prior=Prior(noise=0.02, worth=0))
+    found = compare(list(before), list(now), prior=Prior(noise=0.02, prior_df=0))
     theirs = stats.ttest_ind(np.log(now), np.log(before))
     assert found.change / found.error == pytest.approx(theirs.statistic, rel=0.05)
     assert found.freedom == theirs.df == 798
@@ -60,8 +60,8 @@ def test_an_outlier_counts_for_little_however_far_it_is() -> None:
 
 def test_launches_that_agree_are_not_taken_for_no_noise() -> None:
     same = compare([100.0] * 3, [100.0] * 3)
-    assert same.noise == pytest.approx(DEFAULT.noise * math.sqrt(DEFAULT.worth / (DEFAULT.worth + 4)))
-    assert compare([100.0] * 3, [100.0] * 3, prior=Prior(noise=0.02, worth=10)).error > 3 * same.error
+    assert same.noise == pytest.approx(DEFAULT.noise * math.sqrt(DEFAULT.prior_df / (DEFAULT.prior_df + 4)))
+    assert compare([100.0] * 3, [100.0] * 3, prior=Prior(noise=0.02, prior_df=10)).error > 3 * same.error
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.2])
@@ -138,12 +138,12 @@ def test_a_steady_drift_cancels_over_two_pairs(pairs: int, drift: float) -> None
 @pytest.mark.parametrize("noise", [0.01, 0.1])
 def test_pairs_of_a_noise_that_no_prior_knows_hold_the_truth_95_times_in_100(pairs: int, noise: float) -> None:
     """Where the prior says much less, of 3,000 rows 93.5 % at least, and hardly more where it does not matter."""
-    found = [paired(*sides, prior=Prior(noise=0.002, worth=10)) for sides in drifting(3000, pairs, noise)]
+    found = [paired(*sides, prior=Prior(noise=0.002, prior_df=10)) for sides in drifting(3000, pairs, noise)]
     assert 0.935 <= np.mean([abs(each.change) <= each.reach(0.025) for each in found]) <= 0.97
 
 
 def test_pairs_that_agree_are_not_taken_for_quieter_than_similar_rows() -> None:
-    same = paired([100.0] * 3, [100.0] * 3, prior=Prior(noise=0.02, worth=8))
+    same = paired([100.0] * 3, [100.0] * 3, prior=Prior(noise=0.02, prior_df=8))
     assert same.noise == pytest.approx(0.02 * math.sqrt(8 / 10))
     assert same.freedom == 2, "nor for better known"
 
@@ -173,12 +173,12 @@ def drawn(rows: int, launches: int, noise: float, worth: float, seed: int = 1) -
 def test_a_prior_is_found_again_in_rows_drawn_from_it(noise: float, worth: float) -> None:
     found = learned(drawn(3000, 5, noise, worth))
     assert found is not None
-    assert (found.noise, found.worth) == (near(noise, rel=0.1), near(worth, rel=0.25))
+    assert (found.noise, found.prior_df) == (near(noise, rel=0.1), near(worth, rel=0.25))
 
 
 def test_rows_that_are_all_alike_are_worth_much_and_few_rows_are_worth_few_launches() -> None:
     alike = [learned(drawn(rows, 5, 0.003, 1000)) for rows in (4, 1000)]
-    assert [prior and prior.worth for prior in alike] == [4, WORTH_MOST]
+    assert [prior and prior.prior_df for prior in alike] == [4, PRIOR_DF_MOST]
 
 
 def test_too_few_rows_and_single_launches_teach_nothing() -> None:
@@ -192,7 +192,7 @@ def test_an_odd_row_among_quiet_ones_is_not_taken_for_a_quiet_one() -> None:
     draw = np.random.default_rng(11)
     quiet = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.002, (99, 5))]
     prior = learned(quiet)
-    assert prior is not None and prior.worth > 10
+    assert prior is not None and prior.prior_df > 10
     odd = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.01, (2000, 10))]
     chance = 1 / 6000
 
@@ -216,9 +216,9 @@ def test_rows_whose_launches_are_equal_to_the_last_digit_do_not_end_in_nought() 
 @pytest.mark.parametrize("launches", [(3, 3), (5, 3), (5, 10)])
 def test_the_95_percent_interval_holds_the_truth_95_times_in_100(launches: tuple[int, int]) -> None:
     """Of 4,000 pairs of rows drawn from the prior, 93 to 97 % (four standard errors of what was drawn: 1.4 %)."""
-    prior = Prior(noise=0.01, worth=3.0)
+    prior = Prior(noise=0.01, prior_df=3.0)
     held = 0
-    rows = drawn(4000, sum(launches), prior.noise, prior.worth)
+    rows = drawn(4000, sum(launches), prior.noise, prior.prior_df)
     for row in rows:
         found = compare(row[: launches[0]], row[launches[0] :], prior=prior)
         held += abs(found.change) <= found.reach(0.025)

@@ -114,10 +114,10 @@ def test_outcomes_are_read_from_pytests_own_report(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
-    def ran(kind: str, outcome: str, step_ms: float | None, said: str = "") -> runs.Run:
-        row = runs.Row(outcome=outcome, step_ms=step_ms, launches=3, said=said)
+    def ran(kind: str, outcome: str, step_ms: float | None, said: str = "") -> runs.PlantedRun:
+        row = runs.PlantedRow(outcome=outcome, step_ms=step_ms, launches=3, said=said)
         rows = {"mixed_precision[tf32-dp1]": row}
-        return runs.Run(kind=kind, hardware="h200", machine="a", torch="2.11", commit="c", rows=rows)
+        return runs.PlantedRun(kind=kind, hardware="h200", machine="a", torch="2.11", commit="c", rows=rows)
 
     path = tmp_path / "runs.jsonl"
     for run in (

@@ -136,7 +136,7 @@ def test_the_interval_is_students_on_the_launches_and_the_prior() -> None:
     side = steps(100 * math.exp(-d), 100 * math.exp(d))
     variance = (2 * 0.005**2 + (2 * d**2 + 2 * d**2) / CLIPPED) / 4
     error = math.sqrt(variance * (1 / 2 + 1 / 2))
-    change = judge(side, side, priors={("step_ms", False): Prior(noise=0.005, worth=2.0)}).change("step_ms")
+    change = judge(side, side, priors={("step_ms", False): Prior(noise=0.005, prior_df=2.0)}).change("step_ms")
     assert change is not None
     assert change.interval == pytest.approx((-math.expm1(2.77645 * error), -math.expm1(-2.77645 * error)), rel=1e-5)
     assert change.sees == pytest.approx(math.expm1((4.60409 + 1.53321) * error), rel=1e-5)

@@ -55,13 +55,13 @@ def bound_by(record: Record) -> str:
 
 
 def peak_mib(record: Record) -> str:
-    return text(record.middle("peak_allocated_bytes"), mib)
+    return text(record.median("peak_allocated_bytes"), mib)
 
 
 def reserved_mib(record: Record) -> str:
     """What torch's allocator took from the device, of which tensors live in a part: it gives some of it back where a
     smaller device has no more."""
-    return text(record.middle("peak_reserved_bytes"), mib)
+    return text(record.median("peak_reserved_bytes"), mib)
 
 
 def percent(fraction: float | None, *, digits: int = 0) -> str:

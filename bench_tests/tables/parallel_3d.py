@@ -77,7 +77,7 @@ def _line(record: Record) -> dict[str, str]:
     mesh, params = record.case.mesh, record.case.params
     schedule = params.get("schedule")
     micro_batches = params["global_batch"] // (params["micro_batch"] * mesh.dp)
-    step_ms, compute_ms = record.middle("step_ms"), record.middle("compute_ms")
+    step_ms, compute_ms = record.median("step_ms"), record.median("compute_ms")
     bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
     idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
     published_samples_per_s, published_mib = _published(params["model"], mesh) or ("", "")

@@ -128,7 +128,7 @@ def _until(record: Record, goal: float) -> dict[str, str]:
     return {
         "steps": str(steps),
         "samples": f"{steps * _global_batch(record):,}",
-        "seconds": f"{steps * (record.middle('step_ms') or 0.0) / 1000:.2f}",
+        "seconds": f"{steps * (record.median('step_ms') or 0.0) / 1000:.2f}",
     }
 
 

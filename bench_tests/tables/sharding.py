@@ -53,7 +53,7 @@ def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
                 "reserved MiB": reserved_mib(record),
-                "MFU": percent(record.middle("mfu"), digits=1),
+                "MFU": percent(record.median("mfu"), digits=1),
                 "published samples/s": published[0],
                 "published MiB": published[1],
             }

@@ -41,7 +41,7 @@ from benchmarks.detection.nights import (
     tailed,
 )
 from benchmarks.detection.traces import Trace, read
-from pytest_trainbench.judge.compare import MOOD
+from pytest_trainbench.judge.compare import BETWEEN_VISITS
 
 SLOWER = (0.01, 0.02, 0.03, 0.05, 0.10)
 SLOWER_CPU = (0.05, 0.10, 0.25, 0.50)
@@ -135,7 +135,9 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         ),
         "noise 0.3%, 1 launch in 17 is 14% slow": nights(many(20_000), tailed(0.003, outliers=1 / 17)),
         "noise 0.5%, 10% of steps take half as long again": nights(many(2_000), tailed(0.005), step_outliers=0.1),
-        "host-bound, noise 2.5%, and 1.8% of each visit's own": nights(many(20_000), tailed(0.025), visit=MOOD * 0.025),
+        "host-bound, noise 2.5%, and 1.8% of each visit's own": nights(
+            many(20_000), tailed(0.025), visit=BETWEEN_VISITS * 0.025
+        ),
         "host, bimodal, 5% apart, 1 launch in 2": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.5)),
         "host, bimodal, 5% apart, 1 launch in 5": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.2)),
     }
@@ -167,7 +169,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         },
         **{
             f"host-bound, noise 2.5%, {slower:.0%} slower": nights(
-                many(2_000), tailed(0.025), visit=MOOD * 0.025, slower=slower, seed=2
+                many(2_000), tailed(0.025), visit=BETWEEN_VISITS * 0.025, slower=slower, seed=2
             )
             for slower in SLOWER_HOST
         },

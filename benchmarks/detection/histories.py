@@ -53,7 +53,7 @@ def student(history: History) -> bool:
     """The same splits by Student's t, with the robust middle and noise of the night's verdict."""
     here = np.exp(history.figures[history.machine == history.machine[-1]]).tolist()
     for last in (last for last in SPLITS if len(here) - last >= SPLITS[0]):
-        found = compare(here[:-last], here[-last:], prior=Prior(noise=0.0, worth=0.0))
+        found = compare(here[:-last], here[-last:], prior=Prior(noise=0.0, prior_df=0.0))
         if found.change > max(np.log1p(FLOOR), found.reach(METRIC_ERROR / len(SPLITS))):
             return True
     return False

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.detection.nights import EARLIER, FIRST, Nights
-from pytest_trainbench.judge.compare import MOOD, weigh
+from pytest_trainbench.judge.compare import BETWEEN_VISITS, weigh
 from pytest_trainbench.judge.noise import DEFAULT, Prior, compare, learned
 from pytest_trainbench.judge.outcome import Change
 from pytest_trainbench.judge.policy import Policy
@@ -47,7 +47,7 @@ def ours(nights: Nights, *, error: float = METRIC_ERROR) -> Calls:
         everything = learned(before.tolist()) or DEFAULT
         priors = {one: learned(before[group == one].tolist()) or everything for one in set(group.tolist())}
         for stored, fresh, one in zip(before.tolist(), nights.now[suite].tolist(), group.tolist(), strict=True):
-            change, launches = _night(stored, fresh, priors[one], policy, lasting=one * MOOD)
+            change, launches = _night(stored, fresh, priors[one], policy, lasting=one * BETWEEN_VISITS)
             red.append(change.outcome == "regression")
             spent.append(launches)
             changes.append(change)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.detection.traces import Trace
-from pytest_trainbench.judge.compare import MOOD
+from pytest_trainbench.judge.compare import BETWEEN_VISITS
 from pytest_trainbench.judge.noise import DEFAULT, learned
 
 Floats = NDArray[np.float64]
@@ -154,11 +154,11 @@ def fleet(
     for bound in (0, 1):
         law = learned([trace.values for trace in real if trace.host_bound == bool(bound)]) or DEFAULT
         # Scaled inverse χ², as the law has it; no row is noisier than 10 %.
-        drawn = law.noise * np.sqrt(law.worth / rng.chisquare(law.worth, count))
+        drawn = law.noise * np.sqrt(law.prior_df / rng.chisquare(law.prior_df, count))
         sd = np.where(group == bound, np.minimum(drawn, 0.1), sd)
     noise = tailed(sd, outliers=outliers)
     return Nights(
-        before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, MOOD * sd * group, seed)),
+        before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, BETWEEN_VISITS * sd * group, seed)),
         now=100 * (1 + slower) * np.exp(noise(rng, (count, FIRST + MORE))),
         group=group,
         truth=slower,

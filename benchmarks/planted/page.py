@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tabulate import tabulate
 
 from benchmarks.planted.faults import FAULTS
-from benchmarks.planted.runs import UNCHANGED, Row, Run
+from benchmarks.planted.runs import UNCHANGED, PlantedRow, PlantedRun
 from pytest_trainbench.judge.outcome import OUTCOMES
 
 HIT: Mapping[str, Sequence[str]] = {
@@ -32,7 +32,7 @@ FOUND = {"regression", "incomparable", "invalid"}
 """Of these, what says of a slowdown that it is one: the step takes longer, or does other work than it did or should."""
 
 
-def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
+def page(series: Sequence[Sequence[PlantedRun]]) -> Iterator[str]:
     """Parts of the page. ``series``: of each machine or part of its time, baselines and the runs against them."""
     runs = [run for one in series for run in one[1:]]
     nights = [run for run in runs if run.kind == UNCHANGED]
@@ -55,8 +55,8 @@ def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
         yield from planted(series)
 
 
-def unchanged(nights: Sequence[Run]) -> Iterator[str]:
-    counted: dict[str, list[Row]] = {}
+def unchanged(nights: Sequence[PlantedRun]) -> Iterator[str]:
+    counted: dict[str, list[PlantedRow]] = {}
     for run in nights:
         for label, row in run.rows.items():
             counted.setdefault(label, []).append(row)
@@ -76,11 +76,11 @@ def unchanged(nights: Sequence[Run]) -> Iterator[str]:
     )
 
 
-def outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
+def outcomes(rows: Sequence[PlantedRow]) -> list[tuple[str, int]]:
     return Counter(row.outcome for row in rows).most_common()
 
 
-def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
+def planted(series: Sequence[Sequence[PlantedRun]]) -> Iterator[str]:
     yield "## Faults"
     yield (
         "*Should be* is *red* for rows that the fault makes slower or larger, and *not red* for rows that it does not"
@@ -121,7 +121,7 @@ def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     )
 
 
-def slower(now: Row, before: Row | None) -> str:
+def slower(now: PlantedRow, before: PlantedRow | None) -> str:
     if now.step_ms is None or before is None or before.step_ms is None:
         return ""
     return f"{now.step_ms / before.step_ms - 1:+.1%}".replace("-", "−")

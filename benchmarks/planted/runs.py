@@ -26,7 +26,7 @@ BASELINE, UNCHANGED = "baseline", "unchanged"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PlantedRow:
     """One row of one run: its outcome, the median step of its launches (``None`` where none ended) and how many they
     were, and what its test failed with."""
 
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class PlantedRun:
     """``kind``: ``baseline``, ``unchanged``, or the fault that was planted. ``rows`` by label."""
 
     kind: str
@@ -45,10 +45,10 @@ class Run:
     machine: str
     torch: str
     commit: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, PlantedRow]
 
 
-def run(kinds: Sequence[str], arguments: Sequence[str]) -> Iterator[Run]:
+def run(kinds: Sequence[str], arguments: Sequence[str]) -> Iterator[PlantedRun]:
     """A run that stores baselines, then one of each of ``kinds`` against them; ``arguments`` are pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         for number, kind in enumerate([BASELINE, *kinds]):
@@ -58,7 +58,7 @@ def run(kinds: Sequence[str], arguments: Sequence[str]) -> Iterator[Run]:
             yield found
 
 
-def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
+def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> PlantedRun:
     results, junit = folder / name, folder / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "bench_tests", "-k", ROWS, "-q", "-p", "no:cacheprovider"]
     command += ["-o", f"trainbench_preload={PRELOAD}", "--baseline-dir", str(folder / "baselines")]
@@ -82,13 +82,13 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
     for label, (outcome, said) in outcomes(junit).items():
         record = records.get(label)  # of one that failed before it was measured there is none
         steps = record.values("step_ms") if record else []
-        rows[label] = Row(
+        rows[label] = PlantedRow(
             outcome=outcome,
             step_ms=median(steps) if steps else None,
             launches=len(record.launches) if record else 0,
             said=said,
         )
-    return Run(
+    return PlantedRun(
         kind=kind,
         hardware=some.hardware,
         machine=some.environment["machine"],
@@ -110,18 +110,18 @@ def outcomes(junit: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def write(run: Run, path: Path) -> None:
+def write(run: PlantedRun, path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(run)) + "\n")
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[PlantedRun]:
     """Of one file: baselines first, then the runs against them. Raises ``ValueError`` where it begins otherwise."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         data = json.loads(line)
-        rows = {label: Row(**row) for label, row in data.pop("rows").items()}
-        found.append(Run(**data, rows=rows))
+        rows = {label: PlantedRow(**row) for label, row in data.pop("rows").items()}
+        found.append(PlantedRun(**data, rows=rows))
     if not found or found[0].kind != BASELINE:
         raise ValueError(f"{path} does not begin with a run of baselines: python -m benchmarks.planted run {path}")
     return found

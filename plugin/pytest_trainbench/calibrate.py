@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from statistics import median
 
-from pytest_trainbench.judge.compare import mood, weigh
+from pytest_trainbench.judge.compare import between_visit_sd, weigh
 from pytest_trainbench.judge.noise import DEFAULT, compare, unchanged
 from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.report.calibration import Calibration, Trial
@@ -77,7 +77,7 @@ def _calibration(
     runner: Runner, base: Measured, again: Measured, *, label: str, gates: Gates, red: bool, trials: tuple[Trial, ...]
 ) -> Calibration:
     prior = runner.priors(base.record).get(("step_ms", host_bound(base.record)), DEFAULT)
-    lasting = mood("step_ms", base.record)
+    lasting = between_visit_sd("step_ms", base.record)
     found = compare(base.record.values("step_ms"), again.record.values("step_ms"), prior=prior)
     judged = sum(isinstance(METRICS[change.metric].gate, Statistical) for change in again.verdict.changes)
 

@@ -366,9 +366,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
     red = any(row.fails for row in ours.rows)
-    calm = how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.trend)
+    all_well = how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.trend)
     title = f"trainbench: {terminal.counts(ours.rows, ours.cut_off)}"
-    terminalreporter.section(title, red=red, yellow=not red and not calm)
+    terminalreporter.section(title, red=red, yellow=not red and not all_well)
     if not ours.rows:
         return
     terminalreporter.write_line(terminal.summary(ours.rows))

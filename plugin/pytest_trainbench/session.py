@@ -246,8 +246,8 @@ class Session:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
             # What disturbed a launch is no drift.
-            calm = () if before is None else attribution.calm(record, before)
-            kept = dataclasses.replace(record, launches=calm or record.launches)
+            undisturbed = () if before is None else attribution.undisturbed(record, before)
+            kept = dataclasses.replace(record, launches=undisturbed or record.launches)
             self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
 
     @cached_property

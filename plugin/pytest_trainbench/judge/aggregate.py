@@ -44,8 +44,8 @@ def _without_hiccups(step_ms: Sequence[float]) -> list[float]:
     Transactions on Control Systems Technology 10(1), 2002; sigma is here that of all steps, from their median absolute
     deviation, because three are too few to tell it.
     """
-    middle = statistics.median(step_ms)
-    far = 3 * 1.4826 * statistics.median(abs(ms - middle) for ms in step_ms)
+    median_ms = statistics.median(step_ms)
+    far = 3 * 1.4826 * statistics.median(abs(ms - median_ms) for ms in step_ms)
     before, after = [step_ms[0], *step_ms[:-1]], [*step_ms[1:], step_ms[-3:][0]]
     medians = map(statistics.median, zip(before, step_ms, after, strict=True))
     return [near if abs(ms - near) > far else ms for ms, near in zip(step_ms, medians, strict=True)]

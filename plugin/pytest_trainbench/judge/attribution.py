@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, Lost, Present, Rate, worst
+from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, LostShare, Present, Rate, worst
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import LEADING, METRICS, host_bound
 from pytest_trainbench.schema.record import Launch, Record
@@ -22,12 +22,12 @@ SLOW_RANK = 0.03
 """How much longer than its data-parallel peers, which do the same work, one rank computes where it stands out. Devices
 of one kind differ by 1 to 2 %."""
 
-MOODS_APART = 0.05
-MOOD_LEAST = 0.2
-MOOD_TIMES = 3
-MOOD_SPREAD = 6.0
-"""Times are of two moods where they fall into two groups at least 5 % apart, each of at least three of the times and a
-fifth of them, and their middles are more than six times as far apart as the middle half of a group is wide: where
+MODES_APART = 0.05
+MODE_LEAST = 0.2
+MODE_TIMES = 3
+MODE_SPREAD = 6.0
+"""Times are bimodal where they fall into two groups at least 5 % apart, each of at least three of the times and a fifth
+of them, and their medians are more than six times as far apart as the middle half of a group is wide: where
 normal noise is cut in two it is 1.6 times. Ten launches with heavy tails and 5 % noise look so once in a hundred."""
 
 
@@ -49,8 +49,8 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moods:
-    """Two groups of times: the middle of each in ms, and the slow one's share."""
+class Bimodal:
+    """Two groups of times: the median of each in ms, and the share of the slow group."""
 
     fast_ms: float
     slow_ms: float
@@ -103,7 +103,7 @@ def of_launches(now: Record, before: Record) -> list[list[Cause]]:
     return [unlike(launch.conditions, usual, places=where) for launch in now.launches]
 
 
-def calm(now: Record, before: Record) -> tuple[Launch, ...]:
+def undisturbed(now: Record, before: Record) -> tuple[Launch, ...]:
     """The launches that nothing disturbed."""
     return tuple(launch for launch, why in zip(now.launches, of_launches(now, before), strict=True) if not why)
 
@@ -111,12 +111,12 @@ def calm(now: Record, before: Record) -> tuple[Launch, ...]:
 def of_record(now: Record, before: Record) -> list[Cause]:
     """All that may have slowed ``now`` and lay with the machine."""
     found = unlike(typical(now.launches), typical(before.launches), places=places(now))
-    return [*found, *filter(None, (slow_rank(now, before), two_moods(now, before)))]
+    return [*found, *filter(None, (slow_rank(now, before), bimodal_times(now, before)))]
 
 
 def explained(slowdown: float, metric: str, causes: Sequence[Cause]) -> list[Cause]:
     """Those that can account for a slowdown (the logarithm of new / old) of a time. The host does not change how long
-    the device computes, and moods are of whole steps."""
+    the device computes, and only whole steps are bimodal."""
     places = ("device", "rank") if METRICS[metric].paced_by == "device" else ("host", "device", "rank", "step")
     return [cause for cause in causes if cause.of in places and cause.slows >= EXPLAINS_LEAST * slowdown]
 
@@ -135,37 +135,37 @@ def slow_rank(now: Record, before: Record) -> Cause | None:
     )
 
 
-def two_moods(now: Record, before: Record) -> Cause | None:
-    """Steps, or launches, of two moods where the baseline's are of one: without the slow ones they would be as fast as
+def bimodal_times(now: Record, before: Record) -> Cause | None:
+    """Steps, or launches, that are bimodal where the baseline's are not: without the slow ones they would be as fast as
     their fast ones."""
     for kind, found, usual in (
-        ("steps", _step_moods(now), _step_moods(before)),
-        ("launches", moods(now.values(LEADING)), moods(before.values(LEADING))),
+        ("steps", _bimodal_steps(now), _bimodal_steps(before)),
+        ("launches", bimodal(now.values(LEADING)), bimodal(before.values(LEADING))),
     ):
         if found is not None and usual is None:
-            middle_ms = statistics.median(now.values(LEADING))
+            median_ms = statistics.median(now.values(LEADING))
             shares = f"{1 - found.slow_share:.0%} at {found.fast_ms:,.4g} ms, {found.slow_share:.0%} at"
             return Cause(
                 what=f"{kind} of two moods: {shares} {found.slow_ms:,.4g} ms",
                 usual="one",
-                slows=max(0.0, math.log(middle_ms / found.fast_ms)),
+                slows=max(0.0, math.log(median_ms / found.fast_ms)),
                 of="step",
             )
     return None
 
 
-def moods(times_ms: Sequence[float]) -> Moods | None:
-    """The two groups that times fall into, in whatever order, ``None`` where they are one. See :data:`MOODS_APART`."""
+def bimodal(times_ms: Sequence[float]) -> Bimodal | None:
+    """The two groups that times fall into, in whatever order, ``None`` where they are one. See :data:`MODES_APART`."""
     ordered = sorted(times_ms)
-    least = max(MOOD_TIMES, math.ceil(MOOD_LEAST * len(ordered)))
+    least = max(MODE_TIMES, math.ceil(MODE_LEAST * len(ordered)))
     if len(ordered) < 2 * least:
         return None
     cut = max(range(least, len(ordered) - least + 1), key=lambda at: ordered[at] - ordered[at - 1])
     fast, slow = ordered[:cut], ordered[cut:]
     fast_ms, slow_ms = statistics.median(fast), statistics.median(slow)
-    if slow_ms < fast_ms * (1 + MOODS_APART) or slow_ms - fast_ms < MOOD_SPREAD * max(_width(fast), _width(slow)):
+    if slow_ms < fast_ms * (1 + MODES_APART) or slow_ms - fast_ms < MODE_SPREAD * max(_width(fast), _width(slow)):
         return None
-    return Moods(fast_ms=fast_ms, slow_ms=slow_ms, slow_share=len(slow) / len(ordered))
+    return Bimodal(fast_ms=fast_ms, slow_ms=slow_ms, slow_share=len(slow) / len(ordered))
 
 
 def _slows(
@@ -175,7 +175,7 @@ def _slows(
     match condition.rule:
         case Rate(margin=margin, share=share):
             return share * math.log(usual / reached) if usual and 0 < reached < usual * (1 - margin) else None
-        case Lost(margin=margin, normal=normal, cost=cost):
+        case LostShare(margin=margin, normal=normal, cost=cost):
             against = usual if before else normal
             if against is None or reached - against <= margin:
                 return None
@@ -212,17 +212,17 @@ def _peers(mesh: MeshShape) -> list[list[int]]:
     return list(groups.values())
 
 
-def _step_moods(record: Record) -> Moods | None:
-    """Of the steps inside the launches, where most launches have two moods; the one in the middle. Slow steps at equal
+def _bimodal_steps(record: Record) -> Bimodal | None:
+    """Of the steps inside the launches, where most launches are bimodal; the launch in the middle. Slow steps at equal
     distances are the code's: something that it does every so many steps."""
-    found = [moods(launch.steady_ms) for launch in record.launches]
+    found = [bimodal(launch.steady_ms) for launch in record.launches]
     told = [each for each, launch in zip(found, record.launches, strict=True) if each and not _regular(each, launch)]
     if 2 * len(told) <= len(found):
         return None
     return sorted(told, key=lambda each: each.slow_share)[len(told) // 2]
 
 
-def _regular(found: Moods, launch: Launch) -> bool:
+def _regular(found: Bimodal, launch: Launch) -> bool:
     border_ms = (found.fast_ms + found.slow_ms) / 2
     slow = [ms > border_ms for ms in launch.steady_ms]
     starts = [at for at, (before, now) in enumerate(pairwise([False, *slow])) if now and not before]

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pytest_trainbench.judge.noise import Difference, Prior, learned
+from pytest_trainbench.judge.noise import Comparison, Prior, learned
 from pytest_trainbench.judge.outcome import Change
 from pytest_trainbench.judge.policy import Policy
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical, host_bound
@@ -29,7 +29,7 @@ to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on
 host sets the pace of took 42, 49, 61, 63, 78 and 93 ms on six of them (GPT-1.3B under FSDP2, four devices), while its
 kernels took 37 to 38 ms on all."""
 
-MOOD = 0.7
+BETWEEN_VISITS = 0.7
 """Standard deviation of a host between one visit and the next, as a multiple of what launches of one visit differ by:
 what a host is busy with stays for minutes. Fourteen rows that their host sets the pace of, compared with baselines of
 some minutes before on two machines with H200s where nothing had changed, were 0.4 and 1.0 of it apart."""
@@ -39,10 +39,10 @@ GENERATED = "torch.compile generated the step, and what it generates may differ 
 """Why a count is not judged."""
 
 
-def mood(name: str, *records: Record) -> float:
-    """:data:`MOOD` of a metric that the host of any of these sets the pace of; 0 for others. A device computes as long
-    whatever its host does."""
-    return MOOD if METRICS[name].paced_by == "host" and any(map(host_bound, records)) else 0.0
+def between_visit_sd(name: str, *records: Record) -> float:
+    """:data:`BETWEEN_VISITS` of a metric that the host of any of these sets the pace of; 0 for others. A device
+    computes as long whatever its host does."""
+    return BETWEEN_VISITS if METRICS[name].paced_by == "host" and any(map(host_bound, records)) else 0.0
 
 
 def is_compiled(record: Record) -> bool:
@@ -95,7 +95,7 @@ def varies(gate: Gate, before: Sequence[float]) -> bool:
     return False
 
 
-def weigh(name: str, found: Difference, *, error: float, policy: Policy) -> Change:
+def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Change:
     """A change held against the noise of its launches. All is compared as logarithms, "worse" being above 0."""
     metric = METRICS[name]
     match policy.gate(name):

@@ -65,7 +65,7 @@ class Drift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class Findings:
     """What one run's history says. nights: by id of tonight's cases, how many nights it holds of them on this
     machine. needed: nights without which nothing can be seen."""
 
@@ -81,7 +81,7 @@ def watch(
     night_error: float,
     floor: float | None = None,
     gates: Mapping[str, Gates] = MappingProxyType({}),
-) -> Watch:
+) -> Findings:
     """Every row of tonight against its own history, the oldest run first.
 
     ``night_error``: chance that any drift is said where nothing changed, all rows together. ``floor`` and, by id
@@ -120,7 +120,7 @@ def watch(
     held: dict[str, int] = {}
     for (case_id, _), row in series.items():
         held[case_id] = max(held.get(case_id, 0), len(row))
-    return Watch(nights=held, needed=needed(error), drifts=tuple(drifts))
+    return Findings(nights=held, needed=needed(error), drifts=tuple(drifts))
 
 
 def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:

@@ -41,7 +41,7 @@ def reason_for(
     """
     deciding = [change for change in changes if change.outcome == outcome and outcome != "ok"]
     seen = {change.metric for change in deciding}
-    deciding = [change for change in deciding if METRICS[change.metric].shadows not in seen]
+    deciding = [change for change in deciding if METRICS[change.metric].derived_from not in seen]
     told = [describe(change, causes, theirs) for change in deciding]
     step = next(change for change in changes if METRICS[change.metric].leads)
     if outcome == "regression" and step not in deciding:

@@ -4,7 +4,7 @@ The unit is one launch's figure, on the log scale. Launches have heavy tails: mo
 then one is 14 % slow with nothing changed. Three parts answer that, each from the literature:
 
 * **Where the launches lie**: Huber's M-estimator. A launch further than :data:`CLIP` standard deviations from its
-  set's middle still counts, with less weight the further it is. P. J. Huber, "Robust estimation of a location
+  set's location still counts, with less weight the further it is. P. J. Huber, "Robust estimation of a location
   parameter", Annals of Mathematical Statistics 35(1), 1964.
 * **How noisy one launch is**: one standard deviation for both sets, from the clipped residuals (Huber's proposal 2,
   same paper), shrunk towards the noise of similar rows. G. K. Smyth, "Linear models and empirical Bayes methods for
@@ -42,7 +42,7 @@ SPREAD_LEAST = 1e-4
 ROWS_LEAST = 3
 """Rows that a prior is read from at least."""
 
-WORTH_MOST = 30.0
+PRIOR_DF_MOST = 30.0
 """Launches that a prior is worth at most, however alike the rows look."""
 
 ODD = 0.01
@@ -56,21 +56,21 @@ class Prior:
     there for launches that happen to agree."""
 
     noise: float
-    worth: float
+    prior_df: float
     presumed: bool = False
 
     def freedom(self, own: float) -> float:
         """Degrees of freedom of a row whose launches have so many of their own."""
-        return max(self.worth, own) if self.presumed and own else self.worth + own
+        return max(self.prior_df, own) if self.presumed and own else self.prior_df + own
 
 
-DEFAULT = Prior(noise=0.005, worth=2.0, presumed=True)
+DEFAULT = Prior(noise=0.005, prior_df=2.0, presumed=True)
 """Where there are no similar rows to learn from. Three launches that happen to agree do not mean that there is no noise
 (launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Comparison:
     """Two sets of launches compared.
 
     before, now: where each set lies, in its own unit. change: log(now / before). noise: relative standard deviation of
@@ -107,7 +107,7 @@ class Difference:
         """How far above the truth ``change`` lies with this ``chance`` only; infinite for a chance of 0."""
         return quantile(1 - chance, self.freedom) * self.error
 
-    def after(self, launches: int) -> Difference:
+    def after(self, launches: int) -> Comparison:
         """The same difference as it is expected to look with so many launches now."""
         more = launches / self.launches_now
         return dataclasses.replace(
@@ -127,16 +127,16 @@ class Difference:
 
 def compare(
     before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT, apart: float = 0.0, lasting: float = 0.0
-) -> Difference:
-    """Difference of two sets of launches, each at least one figure above 0. NaN makes the result NaN.
+) -> Comparison:
+    """Comparison of two sets of launches, each at least one figure above 0. NaN makes the result NaN.
 
     ``apart``: relative standard deviation of a set of launches beside that of each, and ``lasting``: the same as a
     multiple of the noise of a launch.
     """
-    (middles, noise, counted), prior = _fitted((before, now), prior)
-    return Difference(
-        before=math.exp(middles[0]),
-        now=math.exp(middles[1]),
+    (locations, noise, counted), prior = _fitted((before, now), prior)
+    return Comparison(
+        before=math.exp(locations[0]),
+        now=math.exp(locations[1]),
         noise=noise,
         counted_before=counted[0],
         counted_now=counted[1],
@@ -148,18 +148,18 @@ def compare(
 
 def expected(
     before: Sequence[float], *, stored: int, launches: int, prior: Prior = DEFAULT, lasting: float = 0.0
-) -> Difference:
+) -> Comparison:
     """What will have been found when ``launches`` like those of ``before`` are held against ``stored`` of them, and
     nothing has changed."""
-    ((middle,), noise, _), prior = _fitted((before,), prior)
-    return unchanged(math.exp(middle), noise, stored=stored, launches=launches, prior=prior, lasting=lasting)
+    ((location,), noise, _), prior = _fitted((before,), prior)
+    return unchanged(math.exp(location), noise, stored=stored, launches=launches, prior=prior, lasting=lasting)
 
 
 def unchanged(
     figure: float, noise: float, *, stored: int, launches: int, prior: Prior, lasting: float = 0.0
-) -> Difference:
+) -> Comparison:
     """The same, of launches that lie at ``figure`` with this ``noise``."""
-    return Difference(
+    return Comparison(
         before=figure,
         now=figure,
         noise=noise,
@@ -171,8 +171,8 @@ def unchanged(
     )
 
 
-def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT) -> Difference:
-    """Difference of launches that took turns, the first of one side with the first of the other and so on: at least two
+def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT) -> Comparison:
+    """Comparison of launches that took turns, the first of one side with the first of the other and so on: at least two
     pairs. One sample of log(now / before), so that what moves both launches of a pair alike is no part of it.
 
     The noise of a pair, twice the variance of a launch, is what the pairs themselves show, and no less than what
@@ -182,12 +182,12 @@ def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFA
     logs = [math.log(after) - math.log(first) for first, after in zip(before, now, strict=True)]
     freedom = len(logs) - 1
     own = _huber([logs], squares=0.0, freedom=freedom)
-    shrunk = _huber([logs], squares=prior.worth * 2 * prior.noise**2, freedom=prior.worth + freedom)
+    shrunk = _huber([logs], squares=prior.prior_df * 2 * prior.noise**2, freedom=prior.prior_df + freedom)
     (change,), noise, (counted,) = max(own, shrunk, key=lambda found: found[1])
-    middle = statistics.fmean(map(math.log, [*before, *now]))
-    return Difference(
-        before=math.exp(middle - change / 2),
-        now=math.exp(middle + change / 2),
+    location = statistics.fmean(map(math.log, [*before, *now]))
+    return Comparison(
+        before=math.exp(location - change / 2),
+        now=math.exp(location + change / 2),
         noise=noise / math.sqrt(2),
         counted_before=counted,
         counted_now=counted,
@@ -216,10 +216,10 @@ def learned(rows: Sequence[Sequence[float]]) -> Prior | None:
         expected.append(float(polygamma(1, freedom / 2)))
     excess = statistics.variance(logs) - statistics.mean(expected)
     # A few rows that happen to be alike do not make a law.
-    most = min(WORTH_MOST, len(rows))
-    worth = min(most, 2 * _trigamma_inverse(excess)) if excess > 0 else most
-    noise = math.exp((statistics.mean(logs) + digamma(worth / 2) - math.log(worth / 2)) / 2)
-    return Prior(noise=float(noise), worth=float(worth))
+    most = min(PRIOR_DF_MOST, len(rows))
+    prior_df = min(most, 2 * _trigamma_inverse(excess)) if excess > 0 else most
+    noise = math.exp((statistics.mean(logs) + digamma(prior_df / 2) - math.log(prior_df / 2)) / 2)
+    return Prior(noise=float(noise), prior_df=float(prior_df))
 
 
 @cache
@@ -239,15 +239,15 @@ def _fitted(rows: Sequence[Sequence[float]], prior: Prior) -> tuple[tuple[list[f
 
     sets = [[math.log(value) for value in values] for values in rows]
     own = sum(len(values) - 1 for values in rows)
-    found = _huber(sets, squares=prior.worth * prior.noise**2, freedom=prior.worth + own)
-    if not own or not prior.worth:
+    found = _huber(sets, squares=prior.prior_df * prior.noise**2, freedom=prior.prior_df + own)
+    if not own or not prior.prior_df:
         return found, prior
     alone = _huber(sets, squares=0.0, freedom=own)
     if prior.presumed:
         return max(found, alone, key=lambda each: each[1]), prior
     _, noise, _ = alone
-    odd = (noise / prior.noise) ** 2 > float(fdtri(own, prior.worth, 1 - ODD))
-    return (alone, dataclasses.replace(prior, worth=0.0)) if odd else (found, prior)
+    odd = (noise / prior.noise) ** 2 > float(fdtri(own, prior.prior_df, 1 - ODD))
+    return (alone, dataclasses.replace(prior, prior_df=0.0)) if odd else (found, prior)
 
 
 def _huber(
@@ -257,22 +257,22 @@ def _huber(
 
     ``squares`` (of the prior) are added to the sum of squared residuals, which is divided by ``freedom``.
     """
-    middles = [statistics.median(values) for values in sets]
-    residuals = [[value - middle for value in values] for values, middle in zip(sets, middles, strict=True)]
+    locations = [statistics.median(values) for values in sets]
+    residuals = [[value - location for value in values] for values, location in zip(sets, locations, strict=True)]
     variance = (squares + sum(r * r for each in residuals for r in each)) / freedom if freedom else math.inf
     weights = [[1.0] * len(values) for values in sets]
     for _ in range(ITERATIONS):
         limit = CLIP * math.sqrt(variance)
         weights = [[min(1.0, limit / abs(r)) if r else 1.0 for r in each] for each in residuals]
-        middles = [
+        locations = [
             sum(map(float.__mul__, weight, values)) / sum(weight) for weight, values in zip(weights, sets, strict=True)
         ]
-        residuals = [[value - middle for value in values] for values, middle in zip(sets, middles, strict=True)]
+        residuals = [[value - location for value in values] for values, location in zip(sets, locations, strict=True)]
         clipped = sum(min(r * r, limit * limit) for each in residuals for r in each) / CLIPPED
         last, variance = variance, (squares + clipped) / freedom if freedom else math.inf
         if abs(variance - last) <= SETTLED * variance:
             break
-    return middles, math.sqrt(variance), [sum(weight) for weight in weights]
+    return locations, math.sqrt(variance), [sum(weight) for weight in weights]
 
 
 def _trigamma_inverse(value: float) -> float:

@@ -45,15 +45,15 @@ class Policy:
 
     def gate(self, name: str) -> Gate:
         """Of a metric."""
-        gate, shadows = METRICS[name].gate, METRICS[name].shadows
+        gate, derived_from = METRICS[name].gate, METRICS[name].derived_from
         if gate is None:
             raise ValueError(f"{name} is not judged")
         if isinstance(gate, Statistical) and self.floor is not None:
             # Nothing under the floor is ever found: with a tolerance there, every row would be noisy.
             gate = dataclasses.replace(gate, floor=self.floor, tolerance=max(gate.tolerance, 2 * self.floor))
         limits: Mapping[str, Any] = self.gates.get(name, {})
-        if shadows and not limits:
-            limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get(shadows, {}).items()}
+        if derived_from and not limits:
+            limits = {each: max(limit, getattr(gate, each)) for each, limit in self.gates.get(derived_from, {}).items()}
         if "tolerance" in limits and "floor" not in limits and isinstance(gate, Statistical) and self.floor is not None:
             limits = {**limits, "tolerance": max(limits["tolerance"], 2 * self.floor)}  # a marker knows no --floor
         return dataclasses.replace(gate, **limits)

@@ -19,11 +19,11 @@ from pytest_trainbench.judge.attribution import Cause
 from pytest_trainbench.judge.compare import (
     HOST_NOISE,
     MACHINE_NOISE,
+    between_visit_sd,
     chances_of,
     compare_constant,
     is_compiled,
     judged,
-    mood,
     weigh,
 )
 from pytest_trainbench.judge.explain import reason_for, slowdown, titles, went_missing
@@ -33,7 +33,7 @@ from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, Policy, 
 from pytest_trainbench.schema.metrics import LEADING, METRICS, Statistical, host_bound
 from pytest_trainbench.schema.record import Launch, Record
 
-CALM_LEAST = 2
+UNDISTURBED_LEAST = 2
 """Undisturbed launches whose figures say something of a slowdown's cause: one alone may be an outlier."""
 
 FAILED = ("invalid", "timeout", "crash")
@@ -182,23 +182,23 @@ class Evidence:
 def _attributed(evidence: Evidence) -> Evidence:
     """The same evidence without disturbed launches, as far as there are enough others, and with what was unlike the
     baseline's conditions."""
-    calm = attribution.calm(evidence.record, evidence.baseline)
-    if len(calm) < len(evidence.record.launches):  # else what slowed them, if anything, was not of single launches
-        evidence = _left_out(dataclasses.replace(evidence, undisturbed=calm))
+    launches = attribution.undisturbed(evidence.record, evidence.baseline)
+    if len(launches) < len(evidence.record.launches):  # else what slowed them, if anything, was not of single launches
+        evidence = _left_out(dataclasses.replace(evidence, undisturbed=launches))
     return dataclasses.replace(evidence, causes=tuple(attribution.of_record(evidence.record, evidence.baseline)))
 
 
 def _left_out(evidence: Evidence) -> Evidence:
     """The same evidence with its undisturbed launches alone, as soon as there are enough of them for a regression. It
     is too early for red where some launches were disturbed and some were not, and fresh ones may tell."""
-    record, policy, calm = evidence.record, evidence.policy, evidence.undisturbed
-    if len(calm) < policy.first + FRESH_LEAST:
-        return dataclasses.replace(evidence, early=bool(calm) and len(record.launches) < policy.last)
-    left_out = len(record.launches) - len(calm)
+    record, policy, launches = evidence.record, evidence.policy, evidence.undisturbed
+    if len(launches) < policy.first + FRESH_LEAST:
+        return dataclasses.replace(evidence, early=bool(launches) and len(record.launches) < policy.last)
+    left_out = len(record.launches) - len(launches)
     first = next(filter(None, attribution.of_launches(record, evidence.baseline)))[0]
     return dataclasses.replace(
         evidence,
-        record=dataclasses.replace(record, launches=calm),
+        record=dataclasses.replace(record, launches=launches),
         policy=dataclasses.replace(policy, left_out=left_out),
         note=f"{left_out} of {len(record.launches)} launches left out for what they ran under: {first}",
     )
@@ -231,7 +231,7 @@ def _measured(name: str, evidence: Evidence) -> Change:
     if evidence.against:
         return weigh(name, paired(before, now, prior=prior), error=error, policy=policy)
     apart = _machines_apart(name, evidence)
-    found = compare(before, now, prior=prior, apart=apart, lasting=mood(name, baseline, record))
+    found = compare(before, now, prior=prior, apart=apart, lasting=between_visit_sd(name, baseline, record))
     # A launch that does not have the metric was a look all the same, or looks would never end.
     without = policy.left_out + len(record.launches) - len(now)
     return weigh(name, found, error=error, policy=dataclasses.replace(policy, left_out=without))
@@ -265,7 +265,7 @@ def _slow_undisturbed(change: Change, launches: Sequence[Launch]) -> bool:
     """Whether undisturbed launches are as slow, or more than half of it: too few for a verdict of their own, and enough
     not to send anyone to the machine."""
     values = [launch.metrics[change.metric] for launch in launches if change.metric in launch.metrics]
-    if len(values) < CALM_LEAST:
+    if len(values) < UNDISTURBED_LEAST:
         return False
     # Towards the change, since launches that are faster than the baseline are not as slow.
     shared = math.log(statistics.median(values) / change.before) / math.log(change.now / change.before)
@@ -294,7 +294,9 @@ def foreseen(
 
     def seen(name: str) -> Change:
         prior = priors.get((name, bound), DEFAULT)
-        found = expected(record.values(name), stored=stored, launches=launches, prior=prior, lasting=mood(name, record))
+        found = expected(
+            record.values(name), stored=stored, launches=launches, prior=prior, lasting=between_visit_sd(name, record)
+        )
         return weigh(name, found, error=error, policy=night)
 
     return tuple(map(seen, chances))

@@ -113,7 +113,7 @@ def title(*, price: Price | None, hardware: str, task_samples: int | None) -> st
 
 
 def _cost(record: Record) -> Cost:
-    samples_per_s, tokens_per_s = record.middle("samples_per_s"), record.middle("tokens_per_s")
+    samples_per_s, tokens_per_s = record.median("samples_per_s"), record.median("tokens_per_s")
     assert samples_per_s is not None
     model = record.case.params.get("model")
     tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
@@ -123,8 +123,8 @@ def _cost(record: Record) -> Cost:
         devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
-        energy_j_per_sample=record.middle("energy_j_per_sample"),
-        memory_bytes=record.middle("peak_allocated_bytes", "process_bytes"),
+        energy_j_per_sample=record.median("energy_j_per_sample"),
+        memory_bytes=record.median("peak_allocated_bytes", "process_bytes"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_trainbench.hardware.environment import fact
-from pytest_trainbench.judge.drift import Drift, Watch
+from pytest_trainbench.judge.drift import Drift, Findings
 from pytest_trainbench.judge.explain import percent
 from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.store.baseline import from_here
@@ -16,29 +16,29 @@ DRIFTS_SHOWN = 10
 DIFFERS_SHOWN = 3
 
 
-def lines(watch: Watch, folder: Path) -> list[str]:
+def lines(found: Findings, folder: Path) -> list[str]:
     """A line for each drift, and one that says how far back the history reaches; none where no row has figures."""
-    if not watch.nights:
+    if not found.nights:
         return []
-    largest = sorted(watch.drifts, key=lambda one: -one.change)
+    largest = sorted(found.drifts, key=lambda one: -one.change)
     said = [_drift(one) for one in largest[:DRIFTS_SHOWN]]
     if len(largest) > DRIFTS_SHOWN:
         said.append(f"drift: and {len(largest) - DRIFTS_SHOWN} more, all smaller")
     if said:
         said.append("a drift is said every night, until it is mended or --save-baseline accepts it")
-    short = [case_id for case_id, count in watch.nights.items() if count < watch.needed]
-    fewest, most = min(watch.nights.values()), max(watch.nights.values())
+    short = [case_id for case_id, count in found.nights.items() if count < found.needed]
+    fewest, most = min(found.nights.values()), max(found.nights.values())
     span = f"{fewest} to {most}" if fewest < most else str(most)
-    if len(short) == len(watch.nights):
+    if len(short) == len(found.nights):
         kept = f"{span} {_nights(most)} of these rows on this machine"
-        history = f"{kept}; a drift can be seen from {watch.needed} on ({from_here(folder)})"
+        history = f"{kept}; a drift can be seen from {found.needed} on ({from_here(folder)})"
     elif short:
         history = (
-            f"{len(short)} of {len(watch.nights)} rows have fewer than the {watch.needed} nights on this machine that"
-            f" a drift takes to be seen; {_drifts(len(watch.drifts))} in the others"
+            f"{len(short)} of {len(found.nights)} rows have fewer than the {found.needed} nights on this machine that"
+            f" a drift takes to be seen; {_drifts(len(found.drifts))} in the others"
         )
     else:
-        history = f"{_drifts(len(watch.drifts))} over {span} nights on this machine"
+        history = f"{_drifts(len(found.drifts))} over {span} nights on this machine"
     return [*said, f"history: {history}"]
 
 

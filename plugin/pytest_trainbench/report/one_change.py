@@ -20,7 +20,7 @@ MESH = "mesh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class OneChange:
     """``name`` went from ``before`` to ``after``: two values that follow each other."""
 
     name: str
@@ -42,10 +42,10 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         {
             "change": f"{change.name} {change.before} → {change.after}",
             "pairs": str(len(found)),
-            "samples/s": _median_change(found, lambda record: record.middle("samples_per_s")),
+            "samples/s": _median_change(found, lambda record: record.median("samples_per_s")),
             "a device": _median_change(found, _samples_per_s_per_device),
-            "memory": _median_change(found, lambda record: record.middle("peak_allocated_bytes", "process_bytes")),
-            "energy a sample": _median_change(found, lambda record: record.middle("energy_j_per_sample")),
+            "memory": _median_change(found, lambda record: record.median("peak_allocated_bytes", "process_bytes")),
+            "energy a sample": _median_change(found, lambda record: record.median("energy_j_per_sample")),
         }
         for change, found in pairs.items()
     ]
@@ -53,8 +53,8 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
     return text[[name for name in text if (text[name] != "").any()]]
 
 
-def _pairs(records: Sequence[Record]) -> dict[Change, list[tuple[Record, Record]]]:
-    found: dict[Change, list[tuple[Record, Record]]] = defaultdict(list)
+def _pairs(records: Sequence[Record]) -> dict[OneChange, list[tuple[Record, Record]]]:
+    found: dict[OneChange, list[tuple[Record, Record]]] = defaultdict(list)
     described = [(record, _description(record)) for record in records]
     for name in dict.fromkeys(name for _, description in described for name in description):
         alike: dict[str, list[tuple[Any, Record]]] = defaultdict(list)
@@ -64,7 +64,7 @@ def _pairs(records: Sequence[Record]) -> dict[Change, list[tuple[Record, Record]
         for group in alike.values():
             for (before, one), (after, other) in _neighbours(group):
                 if before != after:
-                    found[Change(name=name, before=_spell(before), after=_spell(after))].append((one, other))
+                    found[OneChange(name=name, before=_spell(before), after=_spell(after))].append((one, other))
     return found
 
 
@@ -96,5 +96,5 @@ def _median_change(pairs: Sequence[tuple[Record, Record]], figure: Callable[[Rec
 
 
 def _samples_per_s_per_device(record: Record) -> float | None:
-    rate = record.middle("samples_per_s")
+    rate = record.median("samples_per_s")
     return None if rate is None else rate / devices(record)

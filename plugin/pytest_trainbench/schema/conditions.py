@@ -23,7 +23,7 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost:
+class LostShare:
     """A share of the window that was lost. Higher than the baseline's by more than ``margin`` (a difference) counts,
     and lengthens a step as what is left of the window got shorter. ``normal``: the share to hold it against where the
     baseline is older than conditions; ``None``: nothing then counts. ``cost``: the condition whose shares say better
@@ -47,7 +47,7 @@ class Condition:
     text: str
     of: str
     figure: str = "{:.0%}"
-    rule: Rate | Lost | Present | None = None
+    rule: Rate | LostShare | Present | None = None
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -59,16 +59,18 @@ CONDITIONS: dict[str, Condition] = {
     "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=Rate(margin=0.005)),
     # As two of ten samples: one is chance.
     "hw_thermal": Condition(
-        text="thermal slowdown by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+        text="thermal slowdown by the hardware in {} of the window",
+        of="device",
+        rule=LostShare(margin=0.15, normal=0.0),
     ),
     "sw_thermal": Condition(
-        text="thermal slowdown by the driver in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+        text="thermal slowdown by the driver in {} of the window", of="device", rule=LostShare(margin=0.15, normal=0.0)
     ),
     "hw_power_brake": Condition(
-        text="power brake by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+        text="power brake by the hardware in {} of the window", of="device", rule=LostShare(margin=0.15, normal=0.0)
     ),
     "hw_slowdown": Condition(
-        text="slowdown by the hardware in {} of the window", of="device", rule=Lost(margin=0.15, normal=0.0)
+        text="slowdown by the hardware in {} of the window", of="device", rule=LostShare(margin=0.15, normal=0.0)
     ),
     # A large product runs at the power cap all the time, as it should: what that costs shows as the SM clock.
     "sw_power_cap": Condition(text="at the power cap in {} of the window", of="device"),
@@ -77,17 +79,19 @@ CONDITIONS: dict[str, Condition] = {
     "power_w": Condition(text="power {}", figure="{:,.0f} W", of="device"),
     # A machine that does nothing else still has its services: a few percent of few cores.
     "other_cores": Condition(
-        text="other processes used {} of the cores", of="host", rule=Lost(margin=0.1, normal=0.0, cost="waiting")
+        text="other processes used {} of the cores", of="host", rule=LostShare(margin=0.1, normal=0.0, cost="waiting")
     ),
     # Ranks that share cores wait too: it says what others cost, never that there were any.
     "waiting": Condition(text="a rank was ready and had no core in {} of the window", of="host"),
     "stolen": Condition(
         text="the host of this virtual machine withheld {} of its cores' time",
         of="host",
-        rule=Lost(margin=0.05, normal=0.0),
+        rule=LostShare(margin=0.05, normal=0.0),
     ),
     # A quota is part of a container, and a step that fills it may do so every night.
-    "quota": Condition(text="the container's CPU quota ran out in {} of its periods", of="host", rule=Lost(margin=0.1)),
+    "quota": Condition(
+        text="the container's CPU quota ran out in {} of its periods", of="host", rule=LostShare(margin=0.1)
+    ),
     # Whatever the kernel does not see: a neighbour on the other half of a core, a lower clock of a virtual one.
     # It notices more of that than a step does: benchmarks/host_rate.
     "host_rate": Condition(

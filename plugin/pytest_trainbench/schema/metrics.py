@@ -128,17 +128,17 @@ class Window:
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
-    repeatable. ``shadows``: a metric that this one follows from, but for what it is judged for: asked for no more than
-    that one is, and not said beside it. ``paced_by``: of a time that is judged, ``host`` where the host that issues a
-    step may set its pace, and ``device`` where the device alone does, whatever its host does. ``leads``: whether it is
-    the metric that a row stands for; of one in all. ``compiled``: whether only a compiled step has it."""
+    repeatable. ``derived_from``: a metric that this one follows from, but for what it is judged for: asked for no more
+    than that one is, and not said beside it. ``paced_by``: of a time that is judged, ``host`` where the host that
+    issues a step may set its pace, and ``device`` where the device alone does, whatever its host does. ``leads``:
+    whether it is the metric that a row stands for; of one in all. ``compiled``: whether only a compiled step has it."""
 
     title: str
     unit: str
     higher_is_better: bool
     gate: Gate | None
     read: Callable[[Window], float | None]
-    shadows: str | None = None
+    derived_from: str | None = None
     paced_by: Literal["host", "device"] | None = None
     leads: bool = False
     compiled: bool = False
@@ -149,10 +149,10 @@ def host_bound(record: Record) -> bool:
     device works for it (a step that waits for the device now and then is shorter than its host's work and the device's
     together, and longer than either). Never where the device computes for nearly all of the step, whatever the host's
     time says: of a step of many launches it is too long (see :class:`pytest_trainbench.rank.breakdown.Parts`)."""
-    host, step, compute = map(record.middle, ("host_ms", "step_ms", "compute_ms"))
+    host, step, compute = map(record.median, ("host_ms", "step_ms", "compute_ms"))
     if host is None or step is None or (compute is not None and compute >= DEVICE_BOUND * step):
         return False
-    works = step if compute is None else compute + (record.middle("exposed_communication_ms") or 0.0)
+    works = step if compute is None else compute + (record.median("exposed_communication_ms") or 0.0)
     return host >= min(HOST_BOUND * step, works)
 
 
@@ -209,7 +209,7 @@ METRICS: dict[str, Metric] = {
         # A median does not see what slows fewer than half of the steps. This does, hiccups and all, so it is noisier.
         gate=Statistical(floor=0.02, tolerance=0.25),
         read=lambda window: window.per_s(window.traces[0].samples),
-        shadows="step_ms",
+        derived_from="step_ms",
         paced_by="host",
     ),
     "tokens_per_s": Metric(

@@ -158,7 +158,7 @@ class Record:
         """The metric's value in each launch that has one."""
         return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]
 
-    def middle(self, *metrics: str) -> float | None:
+    def median(self, *metrics: str) -> float | None:
         """Median over the launches of the first of these metrics that any launch has; ``None`` where none has one."""
         return next((statistics.median(values) for metric in metrics if (values := self.values(metric))), None)
 
