@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,15 @@ def test_the_flow_is_drawn_from_its_steps() -> None:
 )
 def test_what_a_page_loads_from_another_host_is_found(html: str, found: list[str]) -> None:
     assert site.foreign(html) == found
+
+
+def test_every_file_of_this_repository_that_a_page_names_is_here() -> None:
+    named = re.compile(r"`((?:plugin|bench_tests|benchmarks|tests|pages|docs)/[\w/.-]*\w/?)(?:::\w+)?`")
+    texts = {**PAGES, **{ROOT / name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}}
+    gone = [
+        (page.name, name) for page, text in texts.items() for name in named.findall(text) if not (ROOT / name).exists()
+    ]
+    assert gone == []
 
 
 def test_links_are_those_of_the_site() -> None:
