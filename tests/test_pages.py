@@ -116,8 +116,9 @@ def test_a_cell_keeps_a_bar() -> None:
 
 def test_every_block_shows_the_rows_that_it_is_of() -> None:
     made = stored.blocks(ROWS)
-    assert [row[0] for row in cells(made["sharding-table"])] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
-    assert made["measured-on"] == "4 × NVIDIA H200; medians of 2 launches a row, on 1 machine."
+    shown, measured_on = made["sharding-table"].split("\n\n")
+    assert [row[0] for row in cells(shown)] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
+    assert measured_on == "4 × NVIDIA H200; medians of 2 launches a row, on 1 machine."
     assert cells(made["host-bound-sharding"])[1] == ["`fsdp2`", "100.0", "60.0", "14.1 %", "yes"]
     recorded = {row[0]: row[1:] for row in cells(made["recorded"])}
     assert recorded["`sharding[fsdp2-dp4]`"] == ["100.0", "14.1 %", "80.0", "0.0 %"]
