@@ -51,19 +51,19 @@ def sharded(found: Iterable[Record], devices: int = HEADLINE) -> list[Record]:
 
 
 def sharding_table(found: Sequence[Record]) -> str:
+    """Throughput and memory of each strategy, and what they were measured on."""
     lines = sharding([one for one in found if one.label.startswith("sharding[")])
     if lines is None:
         return ""
     columns = ["strategy", "what it is", "samples/s", "peak MiB", "MFU", "published samples/s"]
     rows = lines[lines["devices"] == str(HEADLINE)].reindex(columns=columns, fill_value="")
-    return table({**row, "strategy": f"`{row['strategy']}`"} for row in cells(rows))
+    named = table({**row, "strategy": f"`{row['strategy']}`"} for row in cells(rows))
+    return f"{named}\n\n{measured_on(found)}" if named else ""
 
 
 def measured_on(found: Sequence[Record]) -> str:
-    """One sentence: what the rows of :func:`sharding_table` were measured on."""
+    """One sentence of the sharding rows, of which there is at least one."""
     rows = sharded(found)
-    if not rows:
-        return ""
     suspects = [one.environment["suspects"] for one in rows]
     versions = [
         f"{title} {' and '.join(sorted({str(one[name]) for one in suspects if name in one}))}"
@@ -209,7 +209,6 @@ def span(values: Sequence[float], form: str) -> str:
 
 BLOCKS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "sharding-table": sharding_table,
-    "measured-on": measured_on,
     "host-bound-sharding": host_bound_sharding,
     "recorded": recorded,
     "tensor-parallel-host": tensor_parallel_host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,9 @@ def test_a_cell_keeps_a_bar() -> None:
 
 def test_every_block_shows_the_rows_that_it_is_of() -> None:
     made = stored.blocks(ROWS)
-    assert [row[0] for row in cells(made["sharding-table"])] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
-    assert made["measured-on"] == "4 × NVIDIA H200; medians of 2 launches a row, on 1 machine."
+    shown, measured_on = made["sharding-table"].split("\n\n")
+    assert [row[0] for row in cells(shown)] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
+    assert measured_on == "4 × NVIDIA H200; medians of 2 launches a row, on 1 machine."
     assert cells(made["host-bound-sharding"])[1] == ["`fsdp2`", "100.0", "60.0", "14.1 %", "yes"]
     recorded = {row[0]: row[1:] for row in cells(made["recorded"])}
     assert recorded["`sharding[fsdp2-dp4]`"] == ["100.0", "14.1 %", "80.0", "0.0 %"]
@@ -177,6 +179,15 @@ def test_the_flow_is_drawn_from_its_steps() -> None:
 )
 def test_what_a_page_loads_from_another_host_is_found(html: str, found: list[str]) -> None:
     assert site.foreign(html) == found
+
+
+def test_every_file_of_this_repository_that_a_page_names_is_here() -> None:
+    named = re.compile(r"`((?:plugin|bench_tests|benchmarks|tests|pages|docs)/[\w/.-]*\w/?)(?:::\w+)?`")
+    texts = {**PAGES, **{ROOT / name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}}
+    gone = [
+        (page.name, name) for page, text in texts.items() for name in named.findall(text) if not (ROOT / name).exists()
+    ]
+    assert gone == []
 
 
 def test_links_are_those_of_the_site() -> None:
