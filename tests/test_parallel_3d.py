@@ -162,7 +162,7 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(
         ({"engine": "torch", "micro_batch": 3}, "4 samples cannot be dealt to 1 replicas, 3 at a time"),
         (
             {"engine": "torch", "mesh": "pp3", "schedule": "1f1b"},
-            "4 layers cannot be dealt equally to 3 pipeline stages",
+            "4 layers cannot be split equally into 3 pipeline stages",
         ),
     ],
 )
