@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.measure import Plan
+from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.plugin import device_kind, is_case
+from pytest_trainbench.schema.plan import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.record import Record
+    from pytest_trainbench.schema.record import Record
 
 PROFILES = ("smoke", "seed")
 """``smoke`` runs the same code on tiny models and is meant for a CPU. ``seed`` is the configuration of the published

@@ -17,7 +17,7 @@ import pytest
 from bench_tests.strategies import DATA_PARALLEL, PLAIN_DDP
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from bench_tests.graphs import GRAPHS, find_graph
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 WORK = {
     "smoke": {"model": "bert-tiny", "micro_batch": 4},

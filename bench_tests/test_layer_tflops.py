@@ -14,8 +14,8 @@ import pytest
 from bench_tests.layers import MODES, find_mode
 from bench_tests.layers.grid import Run, full, headline, published, smoke
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.schema.step import DTYPES
 
 pytestmark = pytest.mark.mesh(dp=1)
 

@@ -15,9 +15,9 @@ import pytest
 from bench_tests.graphs import find_graph
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.step import DTYPES
 
 WORK = {
     "smoke": {"model": "bert-tiny", "sequence": 32, "micro_batch": 4},

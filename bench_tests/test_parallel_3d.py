@@ -14,7 +14,7 @@ import pytest
 from bench_tests.engines import ENGINES
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 GLOBAL_BATCH = 4
 """Samples a step. The number is fixed, so a mesh with fewer replicas gives each replica more micro-batches."""

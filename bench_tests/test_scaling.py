@@ -18,8 +18,8 @@ import pytest
 from bench_tests.models import find_model
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.measure import Plan
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.schema.plan import Plan
 
 STRATEGY = "zero1"
 

@@ -13,7 +13,7 @@ import pytest
 from bench_tests.strategies import STRATEGIES
 from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape, Plan
-from pytest_trainbench.hardware import Hardware
+from pytest_trainbench.hardware.resolve import Hardware
 
 WORK = {
     "smoke": {"model": "gpt-tiny", "sequence": 64, "micro_batch": 2},

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pytest_trainbench import MeshShape
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.measure import Plan
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.schema.plan import Plan
 
 BATCHES = {"smoke": [2], "seed": {"headline": [8], "full": [4, 8, 16], "published": [4, 8, 16]}}
 """Samples a device."""

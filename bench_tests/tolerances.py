@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_trainbench.reduce import LOSS_STEPS
+from pytest_trainbench.judge.aggregate import LOSS_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)

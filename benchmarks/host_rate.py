@@ -6,9 +6,9 @@ The work is the host's part of FSDP2's step: the suite's strategy over a GPT of 
 compute, its collectives answered at once. Rounds of the work and of each look alternate, on the CPU clock of this
 thread, for as long as asked; four rounds make a sample. Printed is how each look goes with the work: Spearman's rank
 correlation and the slope of the logarithms; of the samples in which the step took at least 15 % longer than in quiet
-ones (the fastest quarter), the share that the look would explain by the rules of :mod:`pytest_trainbench.causes`; and
-of those in which it took at most 5 % longer, the share in which the host would be blamed for nothing. On a host that
-is quiet all the while nothing goes with anything.
+ones (the fastest quarter), the share that the look would explain by the rules of
+:mod:`pytest_trainbench.judge.attribution`; and of those in which it took at most 5 % longer, the share in which the
+host would be blamed for nothing. On a host that is quiet all the while nothing goes with anything.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bench_tests.models.gpt import gpt
 from bench_tests.strategies import STRATEGIES
 from bench_tests.training.recipe import Recipe
-from pytest_trainbench.causes import EXPLAINS_LEAST
-from pytest_trainbench.conditions import CONDITIONS, Rate, looking_s
+from pytest_trainbench.judge.attribution import EXPLAINS_LEAST
+from pytest_trainbench.rank.host_counters import looking_s
+from pytest_trainbench.schema.conditions import CONDITIONS, Rate
 
 RANKS = 4
 

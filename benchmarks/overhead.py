@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from scipy.stats import bootstrap
 
-from pytest_trainbench.measure import Clock, clock_of, timed_loop
+from pytest_trainbench.rank.measure import Clock, clock_of, timed_loop
 
 STEPS = 20
 """Steps in a block; at 10 ms each a block is short against the drifts of a machine."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from bench_tests.tolerances import LEAP, leap, tolerance
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.schema.record import Record, read_record
 
 TOLD = ("regression", "incomparable", "invalid", "timeout", "crash", "oom")
 """Outcomes that a row ends with whatever its neighbours do. One of them by time alone is ``environment``."""

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch, start_fork_server
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.launch.launcher import Ended, launch, start_fork_server
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.record import Launch
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch, Record, Trace
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Launch, Record, Trace
 
 MIB = 2**20
 

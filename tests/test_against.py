@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trainbench.against import Checkout, Other, check_modules, find, import_path
-from pytest_trainbench.git import git as plain_git
+from pytest_trainbench.launch.checkout import Checkout, Other, find, import_path
+from pytest_trainbench.project.git import git as plain_git
+from pytest_trainbench.rank.imported_from import check_modules
 
 
 def git(folder: Path, *arguments: str) -> str:

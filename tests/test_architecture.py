@@ -14,67 +14,82 @@ import pytest_trainbench
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
 LADDER = (
-    # The words everyone shares.
-    "mesh",
-    "case",
-    "step",
-    "sources",
-    "record",
-    "hardware",
-    "conditions",
-    "git",
-    # From what a rank saw to a verdict.
-    "metrics",
-    "reduce",
-    "flops",
-    "counts",
-    "delay",
-    "parts",
-    "energy",
-    "measure",
-    "baseline",
-    "detect",
-    "environment",
-    "against",
-    "stale",
     "project",
-    "history",
-    "noise",
-    "causes",
-    "verdict",
-    "drift",
-    "turned",
+    "project.git",
+    "project.rootdir",
+    "project.sources",
+    "project.name",
+    "schema",
+    # The words everyone shares.
+    "schema.mesh",
+    "schema.case",
+    "schema.plan",
+    "schema.job",
+    "schema.step",
+    "schema.record",
+    "hardware",
+    "hardware.catalog",
+    "hardware.resolve",
+    "schema.conditions",
+    # From what a rank saw to a verdict.
+    "schema.metrics",
+    "rank",
+    "rank.flops",
+    "rank.collectives",
+    "rank.compilations",
+    "rank.slowdown",
+    "rank.breakdown",
+    "rank.energy",
+    "rank.host_counters",
+    "rank.measure",
+    "hardware.detect",
+    "hardware.environment",
+    "store",
+    "store.baseline",
+    "store.history",
+    "store.dataframe",
+    "store.other_code",
+    "stale",
+    "judge",
+    "judge.aggregate",
+    "judge.noise",
+    "judge.attribution",
+    "judge.verdict",
+    "judge.drift",
+    "judge.red_since",
     "settings",
-    "rootdir",
-    "frame",
     # Text.
     "report",
     "report.calibration",
     "report.rows",
     "report.cost",
-    "report.effects",
+    "report.one_change",
     "report.terminal",
-    "report.trend",
+    "report.drift",
     "report.markdown",
     # Processes.
-    "imports",
-    "worker",
+    "rank.imported_from",
+    "rank.worker",
     "launch",
-    "preload",
-    "side",
+    "launch.device_monitor",
+    "launch.checkout",
+    "launch.launcher",
+    "launch.preload",
+    "launch.side_process",
+    "launch.cluster",
     "nodes",
     "runner",
     "calibrate",
     # What users import, and pytest.
-    "hooks",
+    "hookspecs",
     "__init__",
-    "benchmark_bridge",
+    "pytest_benchmark_bridge",
     "session",
     "plugin",
 )
 """Every module, from the lowest to the highest: each may import only those above it in this list."""
 
-KNOWS_PYTEST = {"plugin", "session", "benchmark_bridge"}
+KNOWS_PYTEST = {"plugin", "session", "pytest_benchmark_bridge"}
 
 HEAVY = {"torch", "pandas", "scipy"}
 """Imported inside functions only, so that collecting tests costs nothing and needs no device."""
@@ -154,7 +169,7 @@ def test_no_module_imports_a_heavy_library_when_it_is_imported(module: str) -> N
 def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported() -> None:
     """``--against`` asks of it for torch alone, which is imported where it is used."""
     reached: set[str] = set()
-    pending = {"__init__", "side", "preload"}
+    pending = {"__init__", "launch.side_process", "launch.preload"}
     while pending:
         module = pending.pop()
         reached.add(module)
@@ -170,7 +185,8 @@ def test_no_file_is_a_drawer_for_everything() -> None:
 def test_this_file_sees_imports_wherever_they_stand() -> None:
     source = """
 import torch.nn as nn
-from pytest_trainbench import baseline, load
+from pytest_trainbench import load
+from pytest_trainbench.store import baseline
 from pytest_trainbench.report.rows import Row
 if TYPE_CHECKING:
     import pandas
@@ -179,12 +195,12 @@ else:
 class A:
     import scipy
     def f(self):
-        from pytest_trainbench.case import Case
+        from pytest_trainbench.schema.case import Case
 try:
     import pytest
 except ImportError:
     pass
 """
-    assert ours(everywhere(source)) == {"baseline", "__init__", "report.rows", "case"}
+    assert ours(everywhere(source)) == {"store.baseline", "__init__", "report.rows", "schema.case"}
     assert roots(on_import(source)) == {"torch", "pytest_trainbench", "json", "scipy", "pytest"}
     assert "pandas" in roots(everywhere(source))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from samples import case, failed, launch, record
 
-from pytest_trainbench.baseline import Saved, count, load, merge, path_of
-from pytest_trainbench.record import Record, dump, read_record
+from pytest_trainbench.schema.record import Record, dump, read_record
+from pytest_trainbench.store.baseline import Saved, count, load, merge, path_of
 
 HW = "h200-sxm"
 FIRST, SECOND = case(strategy="zero1"), case(strategy="zero2")
@@ -151,7 +151,7 @@ def test_a_broken_file_is_reported_with_its_cure_and_cured_by_saving(text: str, 
 SAVER = """
 import sys, time
 from pathlib import Path
-from pytest_trainbench.baseline import merge
+from pytest_trainbench.store.baseline import merge
 from samples import case, record, steps
 
 name, folder = sys.argv[1], Path(sys.argv[2])

@@ -15,17 +15,17 @@ from samples import case, trace
 
 from pytest_trainbench import runner, settings
 from pytest_trainbench.calibrate import PLANTED, calibrate
-from pytest_trainbench.delay import slowed
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.launch import Ended
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.metrics import Gates
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import NO_GATES, Here, Runner
-from pytest_trainbench.worker import Job
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.metrics import Gates
+from pytest_trainbench.schema.plan import Plan
 
 Step = Callable[[int], float]
 """Step time of the launch with this number, in ms, before any delay."""

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from samples import case
 
-from pytest_trainbench.case import Case, builder_path
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.case import Case, builder_path
+from pytest_trainbench.schema.mesh import MeshShape
 
 FULL = Case(
     builder="suite.sharding:train_step",

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from samples import case, launch, near, record
 
-from pytest_trainbench.causes import Cause, Moods, explained, moods, of_launches, of_record, slow_rank, typical, unlike
-from pytest_trainbench.conditions import CONDITIONS, Lost, Present, Rate
-from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.judge.attribution import (
+    Cause,
+    Moods,
+    explained,
+    moods,
+    of_launches,
+    of_record,
+    slow_rank,
+    typical,
+    unlike,
+)
+from pytest_trainbench.schema.conditions import CONDITIONS, Lost, Present, Rate
+from pytest_trainbench.schema.record import Launch, Record
 
 Facts = Mapping[str, list[float]]
 

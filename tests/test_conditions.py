@@ -16,23 +16,21 @@ from typing import Any
 import pytest
 from samples import case, trace
 
-from pytest_trainbench import conditions, launch
-from pytest_trainbench.conditions import (
-    CONDITIONS,
-    REASONS,
+from pytest_trainbench.judge.aggregate import host, reduce
+from pytest_trainbench.launch import device_monitor, launcher
+from pytest_trainbench.launch.device_monitor import REASONS, DeviceMonitor
+from pytest_trainbench.rank import host_counters
+from pytest_trainbench.rank.host_counters import (
     SCATTERED,
-    Watch,
     clock_mhz,
     counted,
     counters,
-    host,
     looking_s,
     oom_kills,
     scattered,
-    worst,
 )
-from pytest_trainbench.reduce import reduce
-from pytest_trainbench.worker import Job
+from pytest_trainbench.schema.conditions import CONDITIONS, worst
+from pytest_trainbench.schema.job import Job
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -159,7 +157,7 @@ def test_a_host_is_not_slow_where_a_rank_waits_for_its_own_threads(monkeypatch: 
             return super().__iter__()
 
     interrupted = Interrupted(scattered())
-    monkeypatch.setattr(conditions, "scattered", lambda: interrupted)
+    monkeypatch.setattr(host_counters, "scattered", lambda: interrupted)
     assert SCATTERED * min(looking_s() for _ in range(3)) < 3 * alone_s
 
 
@@ -246,8 +244,8 @@ class FakeNvml:
         return self.reasons.get(handle, 0)
 
 
-def watching(nvml: FakeNvml, *uuids: str) -> Watch:
-    watch = Watch.of(uuids or ("GPU-a", "GPU-b"), nvml=nvml)
+def watching(nvml: FakeNvml, *uuids: str) -> DeviceMonitor:
+    watch = DeviceMonitor.of(uuids or ("GPU-a", "GPU-b"), nvml=nvml)
     assert watch is not None
     return watch
 
@@ -329,8 +327,8 @@ def test_what_a_driver_does_not_say_is_absent(silent: str, missing: set[str]) ->
 
 def test_nothing_is_said_of_devices_that_were_never_seen_timing() -> None:
     assert watching(FakeNvml()).conditions() == {}
-    assert Watch.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlInit",))) is None
-    assert Watch.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlDeviceGetHandleByUUID",))) is None
+    assert DeviceMonitor.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlInit",))) is None
+    assert DeviceMonitor.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlDeviceGetHandleByUUID",))) is None
 
 
 def test_the_constants_are_those_of_pynvml() -> None:
@@ -366,14 +364,14 @@ def test_devices_are_watched_while_rank_0_is_timing(
 
     def sample(ours: Collection[int]) -> None:
         sampled.append(ours)
-        Watch.sample(watch, ours)
+        DeviceMonitor.sample(watch, ours)
 
-    monkeypatch.setattr(conditions, "SAMPLE_EVERY_S", 0.001)
-    monkeypatch.setattr(launch, "_watch", lambda job: watch)
+    monkeypatch.setattr(device_monitor, "SAMPLE_EVERY_S", 0.001)
+    monkeypatch.setattr(launcher, "_watch", lambda job: watch)
     monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text(phase)
     (tmp_path / "pid-0").write_text("17")
-    with launch._sampled(job(tmp_path), 0) as devices:
+    with launcher._sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + (10.0 if seen else 0.1)
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -386,15 +384,15 @@ def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypa
     sampled = []
 
     def sample(ours: set[int]) -> None:
-        Watch.sample(watch, ours)
+        DeviceMonitor.sample(watch, ours)
         (tmp_path / "progress-0").write_text("profiling")
         sampled.append(ours)
 
-    monkeypatch.setattr(conditions, "SAMPLE_EVERY_S", 0.001)
-    monkeypatch.setattr(launch, "_watch", lambda job: watch)
+    monkeypatch.setattr(device_monitor, "SAMPLE_EVERY_S", 0.001)
+    monkeypatch.setattr(launcher, "_watch", lambda job: watch)
     monkeypatch.setattr(watch, "sample", sample)
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launch._sampled(job(tmp_path), 0) as devices:
+    with launcher._sampled(job(tmp_path), 0) as devices:
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline and not sampled:
             time.sleep(0.001)
@@ -405,7 +403,7 @@ def test_processes_are_asked_for_now_and_then() -> None:
     nvml = FakeNvml()
     watch = watching(nvml, "GPU-a")
     nvml.pids = {"GPU-a": [os.getpid(), 1]}
-    for _ in range(conditions.PROCESSES_EVERY + 1):
+    for _ in range(device_monitor.PROCESSES_EVERY + 1):
         watch.sample(ours={os.getpgid(0)})
     assert ["other_processes" in one for (one,) in watch.samples] == [True, *[False] * 3, True]
     assert watch.conditions()["other_processes"] == [1.0]
@@ -414,18 +412,18 @@ def test_processes_are_asked_for_now_and_then() -> None:
 def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it says when the ranks are there already is not taken for what was there before them."""
     answers = threading.Event()
-    monkeypatch.setattr(launch, "DRIVER_S", 0.01)
-    monkeypatch.setattr(launch, "_watch", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
+    monkeypatch.setattr(launcher, "DRIVER_S", 0.01)
+    monkeypatch.setattr(launcher, "_watch", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
     (tmp_path / "progress-0").write_text("timing 20 steps")
-    with launch._sampled(job(tmp_path), 0) as devices:
+    with launcher._sampled(job(tmp_path), 0) as devices:
         answers.set()
-        time.sleep(2 * conditions.SAMPLE_EVERY_S)
+        time.sleep(2 * device_monitor.SAMPLE_EVERY_S)
     assert devices == {}
 
 
 @pytest.mark.parametrize("replaced", [{"device_uuids": ()}, {"reference_steps": 3}])
 def test_without_devices_or_without_timing_nothing_is_watched(replaced: dict[str, Any], tmp_path: Path) -> None:
-    with launch._sampled(job(tmp_path, **replaced), 0) as devices:
+    with launcher._sampled(job(tmp_path, **replaced), 0) as devices:
         pass
     assert devices == {}
 

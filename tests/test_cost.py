@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from samples import MIB, case, failed, launch, record
 
-from pytest_trainbench.hardware import Price
-from pytest_trainbench.record import Record
+from pytest_trainbench.hardware.catalog import Price
 from pytest_trainbench.report import cost
+from pytest_trainbench.schema.record import Record
 
 HOURLY = Price(amount=3.0, currency="EUR", per="hour", date="2026-09-20", source="https://example.org/prices")
 TO_BUY = Price(amount=16_000.0, currency="USD", per="device", date=None, source="https://example.org/shop")

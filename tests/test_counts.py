@@ -9,8 +9,8 @@ import torch
 from ranks import start
 from torch.profiler import ExecutionTraceObserver
 
-from pytest_trainbench import counts
-from pytest_trainbench.record import Trace
+from pytest_trainbench.rank import collectives
+from pytest_trainbench.schema.record import Trace
 
 
 def traces(folder: Path, builder: str, *, mesh: str = "dp1") -> tuple[Trace, ...]:
@@ -24,8 +24,8 @@ def test_every_operator_of_torch_that_communicates_has_a_row() -> None:
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]
     argued = {schema.name: [str(argument.type) for argument in schema.arguments] for schema in schemas}
     group = "__torch__.torch.classes.c10d.ProcessGroup"
-    assert {name for name, types in argued.items() if group in types} == set(counts.COLLECTIVES)
-    for name, (_, handed_in) in counts.COLLECTIVES.items():
+    assert {name for name, types in argued.items() if group in types} == set(collectives.COLLECTIVES)
+    for name, (_, handed_in) in collectives.COLLECTIVES.items():
         assert handed_in is None or "Tensor" in argued[name][handed_in]
 
 
@@ -62,14 +62,14 @@ def test_where_a_step_is_observed_already_nothing_is_said(tmp_path: Path) -> Non
     ran: list[int] = []
     other = ExecutionTraceObserver().register_callback(str(tmp_path / "other.json"))
     try:
-        assert counts.collectives(lambda: ran.append(1), steps=3) is None
+        assert collectives.count_collectives(lambda: ran.append(1), steps=3) is None
     finally:
         other.unregister_callback()
     assert len(ran) == 3
-    assert counts.collectives(lambda: ran.append(1), steps=1) == {}
+    assert collectives.count_collectives(lambda: ran.append(1), steps=1) == {}
 
 
 def test_a_failing_step_leaves_no_observer_behind() -> None:
     with pytest.raises(ZeroDivisionError):
-        counts.collectives(lambda: 1 / 0, steps=1)
-    assert counts.collectives(lambda: None, steps=1) == {}
+        collectives.count_collectives(lambda: 1 / 0, steps=1)
+    assert collectives.count_collectives(lambda: None, steps=1) == {}

@@ -16,8 +16,8 @@ from bench_tests.models import find_model
 from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, PLAIN_DDP, STRATEGIES
 from bench_tests.tables import ddp_scaling, tables
 from bench_tests.tolerances import tolerance
-from pytest_trainbench.record import Launch, Record
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.schema.record import Launch, Record
 
 BUILDER = "bench_tests.steps.train:train_step"
 WORK: dict[str, Any] = {"model": "hf_Bert-tiny", "sequence": 32, "micro_batch": 2}

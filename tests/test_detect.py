@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_trainbench.detect import Devices, find
-from pytest_trainbench.hardware import Found, HardwareNotFound, resolve
+from pytest_trainbench.hardware.detect import Devices, find
+from pytest_trainbench.hardware.resolve import Found, HardwareNotFound, resolve
 
 
 class Failure(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from own_project import pytest_run, stored
 
-from pytest_trainbench.record import dump, read_record
+from pytest_trainbench.schema.record import dump, read_record
 
 STEPS, WARMUP = 20, 8
 

@@ -14,10 +14,21 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from pytest_trainbench.drift import NIGHTS_MOST, SPLITS, Drift, Watch, _above, _chances, needed, nights, rise, watch
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.history import Entry, Run
-from pytest_trainbench.report.trend import lines
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.judge.drift import (
+    NIGHTS_MOST,
+    SPLITS,
+    Drift,
+    Watch,
+    _above,
+    _chances,
+    needed,
+    nights,
+    rise,
+    watch,
+)
+from pytest_trainbench.report.drift import lines
+from pytest_trainbench.store.history import Entry, Run
 
 ERROR = 1 / 30 / 200
 CASE = "train_step(strategy=zero2) @ dp4"

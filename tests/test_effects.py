@@ -7,8 +7,8 @@ from typing import Any
 
 from samples import MIB, case, failed, launch, record
 
-from pytest_trainbench.record import Record
-from pytest_trainbench.report import effects
+from pytest_trainbench.report import one_change
+from pytest_trainbench.schema.record import Record
 
 
 def of(samples_per_s: float, *, mesh: str = "dp1", mib: int = 100, **params: Any) -> Record:
@@ -18,7 +18,7 @@ def of(samples_per_s: float, *, mesh: str = "dp1", mib: int = 100, **params: Any
 
 
 def lines(*records: Record) -> list[dict[Hashable, Any]]:
-    return effects.table(records).to_dict("records")
+    return one_change.table(records).to_dict("records")
 
 
 def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from samples import trace
 
-from pytest_trainbench import energy, measure
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.reduce import reduce
-from pytest_trainbench.step import Step
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.rank import energy, measure
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")
 

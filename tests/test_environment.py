@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.environment import Environment, capture, differences, mismatches
-from pytest_trainbench.hardware import TABLE, Hardware
+from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.hardware.environment import Environment, capture, differences, mismatches
+from pytest_trainbench.hardware.resolve import Hardware
 
 CPU = Hardware(id="cpu-amd-epyc-2c", kind="cpu", device_name="AMD EPYC", count=2)
 

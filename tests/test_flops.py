@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytest_trainbench import flops
+from pytest_trainbench.rank import flops
 
 BATCH, HEADS, SEQUENCE, WIDTH = 2, 3, 16, 8
 

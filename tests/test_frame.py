@@ -9,9 +9,9 @@ import pytest
 from samples import case, failed, launch, record
 
 from pytest_trainbench import load
-from pytest_trainbench.baseline import merge
-from pytest_trainbench.frame import frame
-from pytest_trainbench.metrics import METRICS
+from pytest_trainbench.schema.metrics import METRICS
+from pytest_trainbench.store.baseline import merge
+from pytest_trainbench.store.dataframe import frame
 
 FIRST = record(launch(100.0, peak_allocated_bytes=7), launch(101.0, peak_allocated_bytes=8), of=case(layers=24))
 SECOND = record(failed("oom", "no room"), of=case(mesh="dp2-tp2", strategy="ddp"), hardware="cpu")

@@ -11,7 +11,7 @@ import samples
 
 from bench_tests.graphs import GRAPHS
 from bench_tests.tables.graph_optimisation import PUBLISHED, graph_optimisation
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 MIB = samples.MIB
 

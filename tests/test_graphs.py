@@ -22,8 +22,8 @@ from bench_tests.graphs.onnx_runtime import LEVELS
 from bench_tests.models import find_model
 from bench_tests.models.trainable import Trainable
 from bench_tests.strategies import DDP_OPTIONS
-from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.schema.record import Launch
 
 
 class Watched(onnxruntime.InferenceSession):

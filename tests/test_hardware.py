@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.hardware import (
+from pytest_trainbench.hardware.catalog import TABLE, Accelerator, Price
+from pytest_trainbench.hardware.resolve import (
     MEMORY_TOLERANCE,
-    TABLE,
-    Accelerator,
     Found,
     Hardware,
     HardwareNotFound,
-    Price,
     families,
     kind_of,
     resolve,
     tidy_cpu_name,
 )
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.schema.step import DTYPES
 
 MIB = 2**20
 CPU = Found(cpu_model="Intel(R) Xeon(R) Platinum 8481C CPU @ 2.00GHz", cores=2, cpu_memory_bytes=64 * 2**30)
@@ -371,6 +369,8 @@ def test_found_refuses_nonsense(change: dict[str, Any]) -> None:
 
 
 def test_importing_needs_no_torch() -> None:
-    modules = "pytest_trainbench.hardware, pytest_trainbench.detect, pytest_trainbench.environment"
+    modules = (
+        "pytest_trainbench.hardware.resolve, pytest_trainbench.hardware.detect, pytest_trainbench.hardware.environment"
+    )
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'pynvml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,8 +13,8 @@ import pytest
 from samples import case, failed, launch, record
 
 from pytest_trainbench import load_history
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.history import Entry, Log, Run, read_run, read_runs
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.store.history import Entry, Log, Run, read_run, read_runs
 
 ENVIRONMENT = Environment(
     must_match={"device": "NVIDIA H200"}, suspects={"torch": "2.13.0", "commit": "a1b2c3"}, machine="0123abcd"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.imports import hide, noted
+from pytest_trainbench.rank.imported_from import hide, noted
 
 FILES = {
     "zoo/__init__.py": "",

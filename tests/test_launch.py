@@ -16,15 +16,16 @@ import pytest
 import torch
 from ranks import TURN, preload
 
-from pytest_trainbench import conditions
-from pytest_trainbench import launch as launching
-from pytest_trainbench.case import Case
-from pytest_trainbench.launch import Ended, launch
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import STARTING
-from pytest_trainbench.reduce import loss_fault, reduce
-from pytest_trainbench.worker import Job, failure_kind
+from pytest_trainbench.judge.aggregate import loss_fault, reduce
+from pytest_trainbench.launch import launcher as launching
+from pytest_trainbench.launch.launcher import Ended, launch
+from pytest_trainbench.rank import host_counters
+from pytest_trainbench.rank.worker import failure_kind
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import STARTING
+from pytest_trainbench.schema.plan import Plan
 
 HERE = str(Path(__file__).parent)
 QUICK = Plan(warmup=4, min_steps=10, max_steps=10)
@@ -141,7 +142,7 @@ def test_a_worker_that_was_killed_for_want_of_memory_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = iter([4, 5])
-    monkeypatch.setattr(conditions, "oom_kills", lambda: next(killed))
+    monkeypatch.setattr(host_counters, "oom_kills", lambda: next(killed))
     ended = run(tmp_path, fault="raise")
     assert ended.outcome == "crash" and "planted; the kernel's out-of-memory killer ended" in str(ended.reason)
 
@@ -311,7 +312,7 @@ def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) ->
     (tmp_path / "job" / "trace-1.json").unlink()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         "-m", "pytest_trainbench.worker", str(tmp_path / "job" / "job.json")],
+         "-m", "pytest_trainbench.rank.worker", str(tmp_path / "job" / "job.json")],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -325,7 +326,7 @@ def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> No
     with TURN:
         subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-             "-m", "pytest_trainbench.worker", str(path.write())],
+             "-m", "pytest_trainbench.rank.worker", str(path.write())],
             capture_output=True, timeout=150, check=False,
         )  # fmt: skip
     assert sorted(each.name for each in path.folder.glob("trace-*")) == ["trace-0.json", "trace-1.json"]
@@ -391,7 +392,7 @@ def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {HERE!r})\n"
         "if __name__ == '__main__':\n"
-        "    from pytest_trainbench import launch\n"
+        "    from pytest_trainbench.launch import launcher as launch\n"
         "    from test_launch import job\n"
         "    launch.GRACE_S = 1\n"
         "    launch.start_fork_server('hangs_on_import')\n"

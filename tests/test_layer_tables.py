@@ -18,9 +18,9 @@ from bench_tests.layers.published import (
     VECTOR_PRODUCT_TFLOPS,
 )
 from bench_tests.tables.layers import layers, products
-from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Launch, Record
 
 H200 = "h200-sxm-141gb"
 """989.4 TFLOPS in 16 bits, 494.7 in tf32, 4,800 GB/s."""

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from bench_tests.layers import DIRECTIONS, LAYERS, find_layer
 from bench_tests.layers.grid import Run, full, headline, published, smoke
 from bench_tests.steps.layer import LEAST_BYTES, LEAST_FLOPS, layer_pass, matrix_product, repeats, vector_product
-from pytest_trainbench import Step, flops
+from pytest_trainbench import Step
+from pytest_trainbench.rank import flops
 
 LARGE = {"hidden": 1024, "heads": 16, "ffn": 4096}
 SMALL: dict[str, Any] = {"hidden": 32, "heads": 2, "ffn": 96, "batch": 2, "sequence": 16, "precision": "fp32"}

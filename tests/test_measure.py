@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
-from pytest_trainbench import measure
-from pytest_trainbench.measure import Plan, Timing, digest
-from pytest_trainbench.step import Step
+from pytest_trainbench.rank import measure
+from pytest_trainbench.rank.measure import Timing, digest
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")
 QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)
@@ -311,7 +312,7 @@ def peaks_of(*sizes: int) -> list[int]:
     program = """
 import sys
 import torch
-from pytest_trainbench import measure
+from pytest_trainbench.rank import measure
 for size in map(int, sys.argv[1:]):
     measure.reset_peak_memory(torch.device("cpu"))
     held = torch.ones(size, dtype=torch.uint8)

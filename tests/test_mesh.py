@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_trainbench.mesh import MeshShape
+from pytest_trainbench.schema.mesh import MeshShape
 
 
 def test_world_size_is_the_product_of_all_axes_but_ep() -> None:

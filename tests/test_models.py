@@ -25,8 +25,8 @@ from bench_tests.models.loss import token_loss
 from bench_tests.strategies.reference import reference
 from bench_tests.tolerances import LEAP, leap
 from bench_tests.training.recipe import Recipe
-from pytest_trainbench import flops
-from pytest_trainbench.reduce import LOSS_STEPS
+from pytest_trainbench.judge.aggregate import LOSS_STEPS
+from pytest_trainbench.rank import flops
 
 
 @pytest.fixture(autouse=True)

@@ -19,20 +19,20 @@ from own_project import pytest_run, stored
 from ranks import TURN, preload
 from samples import case, trace
 
-from pytest_trainbench import launch as launching
-from pytest_trainbench import nodes
-from pytest_trainbench.case import Case
-from pytest_trainbench.causes import unlike
-from pytest_trainbench.detect import find
-from pytest_trainbench.environment import Environment, capture, mismatches
-from pytest_trainbench.hardware import resolve
-from pytest_trainbench.launch import Ended
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.nodes import Lead
-from pytest_trainbench.reduce import reduce
+from pytest_trainbench.hardware.detect import find
+from pytest_trainbench.hardware.environment import Environment, capture, mismatches
+from pytest_trainbench.hardware.resolve import resolve
+from pytest_trainbench.judge.aggregate import reduce
+from pytest_trainbench.judge.attribution import unlike
+from pytest_trainbench.launch import cluster
+from pytest_trainbench.launch import launcher as launching
+from pytest_trainbench.launch.cluster import Lead
+from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.settings import read
-from pytest_trainbench.worker import Job
 
 HERE = str(Path(__file__).parent)
 PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
@@ -151,7 +151,7 @@ def test_what_fits_one_node_runs_on_the_first(session: Session) -> None:
 
 
 def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "LOST_S", 3.0)
+    monkeypatch.setattr(cluster, "LOST_S", 3.0)
     session = Session(tmp_path)
     session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
     assert session.run().outcome == "ok"
@@ -165,7 +165,7 @@ def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, m
 
 
 def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "LOST_S", 3.0)
+    monkeypatch.setattr(cluster, "LOST_S", 3.0)
     session = Session(tmp_path)
     session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
     began: list[str] = []
@@ -175,7 +175,7 @@ def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monk
             began.append(phase)
             session.other.kill()
 
-    monkeypatch.setattr(nodes, "run_ranks", slowly(look))
+    monkeypatch.setattr(cluster, "run_ranks", slowly(look))
     ended = session.run(slow_ms=200.0, limit_s=120)
     assert (began, ended.outcome) != ([], "ok")
     assert ended.reason == f"node 1 ({session.lead.names[1]}) does not answer any more; it had rank 1"
@@ -183,7 +183,7 @@ def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monk
 
 
 def slowly(look: Callable[[str], None]) -> Callable[..., object]:
-    run_ranks = nodes.run_ranks
+    run_ranks = cluster.run_ranks
     return lambda job, *, progress, part: run_ranks(job, progress=look, part=part)
 
 
@@ -289,8 +289,9 @@ def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
 def test_a_node_that_leaves_takes_the_folder_of_its_fork_server_with_it() -> None:
     program = """
 from multiprocessing.util import get_temp_dir
-from pytest_trainbench import launch, nodes
-launch.start_fork_server("")
+from pytest_trainbench import nodes
+from pytest_trainbench.launch.launcher import start_fork_server
+start_fork_server("")
 print(get_temp_dir(), flush=True)
 nodes._end("the session is over", code=3)
 """
@@ -303,11 +304,11 @@ nodes._end("the session is over", code=3)
 def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) -> None:
     lead = Lead(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
     port = int(lead.address.rpartition(":")[2])
-    stopped = nodes.Follower("localhost", port, wait_s=30)
+    stopped = cluster.Follower("localhost", port, wait_s=30)
     del stopped
-    again = nodes.Follower("localhost", port, wait_s=30)
+    again = cluster.Follower("localhost", port, wait_s=30)
     assert (again.join(), again.node) == ("", 1)
-    third = nodes.Follower("localhost", port, wait_s=30)
+    third = cluster.Follower("localhost", port, wait_s=30)
     assert third.join() == "the session has its 2 nodes already"
     lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
     assert len(lead.names) == 2
@@ -339,26 +340,26 @@ def environment(**suspects: str) -> Environment:
 def test_nodes_must_be_alike_but_in_what_names_them() -> None:
     here = environment(NCCL_SOCKET_IFNAME="eth0", kernel="6.1")
     like = dataclasses.replace(environment(NCCL_SOCKET_IFNAME="eth1", kernel="6.2"), machine="ba987654")
-    assert nodes._unlike(here, like, devices=8) == ""
+    assert cluster._unlike(here, like, devices=8) == ""
     unlike_this = environment(torch="2.11.0", transformers="5.0", NCCL_ALGO="Ring")
-    assert nodes._unlike(environment(), unlike_this, devices=8).split(", ") == [
+    assert cluster._unlike(environment(), unlike_this, devices=8).split(", ") == [
         "torch is 2.11.0 there and 2.13.0 here",
         "transformers is 5.0 there and not known here",
         "NCCL_ALGO is Ring there and not known here",
     ]
-    assert nodes._unlike(environment(commit="a1b2c3+dirty"), environment(commit="a1b2c3"), devices=8) == ""
+    assert cluster._unlike(environment(commit="a1b2c3+dirty"), environment(commit="a1b2c3"), devices=8) == ""
 
 
 def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) -> None:
     lead: Any = SimpleNamespace(devices=8, machines=["0123abcd", "ffffffff", "ba987654"], nodes=3)
     lead.nodes_for = lambda mesh: Lead.nodes_for(lead, mesh)
-    cluster = nodes.Cluster(environment=environment(), import_path=(), root=tmp_path, lead=lead)
-    one, two, three = (cluster.environment_of(case(mesh=f"dp{8 * count}")) for count in (1, 2, 3))
+    several = cluster.Cluster(environment=environment(), import_path=(), root=tmp_path, lead=lead)
+    one, two, three = (several.environment_of(case(mesh=f"dp{8 * count}")) for count in (1, 2, 3))
     assert one == environment()
     assert two.must_match == three.must_match == {"device": "H200", "devices_a_node": 8}
     assert len({one.machine, two.machine, three.machine}) == 3
     lead.machines[1:] = reversed(lead.machines[1:])
-    assert cluster.environment_of(case(mesh="dp24")) == three, "the nodes come in any order"
+    assert several.environment_of(case(mesh="dp24")) == three, "the nodes come in any order"
 
 
 def test_who_fell_before_the_others_were_cut_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

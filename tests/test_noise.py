@@ -11,7 +11,7 @@ import pytest
 from samples import near
 from scipy import stats
 
-from pytest_trainbench.noise import DEFAULT, WORTH_MOST, Prior, compare, learned, paired
+from pytest_trainbench.judge.noise import DEFAULT, WORTH_MOST, Prior, compare, learned, paired
 
 QUIET = [100.0, 100.2, 99.9, 100.1, 99.8]
 

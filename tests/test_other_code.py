@@ -9,7 +9,7 @@ import pytest
 from own_project import STEP, pytest_run, stored
 
 from pytest_trainbench.plugin import OF_THIS_CODE
-from pytest_trainbench.sources import digests, parse
+from pytest_trainbench.project.sources import digests, parse
 
 ZOO = {
     "zoo/__init__.py": """

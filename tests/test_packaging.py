@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from pytest_trainbench.environment import DISTRIBUTIONS
+from pytest_trainbench.hardware.environment import DISTRIBUTIONS
 
 if sys.version_info >= (3, 11):
     import tomllib

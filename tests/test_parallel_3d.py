@@ -15,10 +15,10 @@ from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
 from bench_tests.tolerances import tolerance
-from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Launch
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
 WORK |= {"warmup": 4, "steps": 4}  # nine in all: on two cores one of four ranks of DTensors takes half a second

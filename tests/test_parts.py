@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_trainbench import parts
-from pytest_trainbench.parts import Parts, covered
+from pytest_trainbench.rank import breakdown
+from pytest_trainbench.rank.breakdown import Parts, covered
 
 
 def event(
@@ -32,7 +32,7 @@ def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> 
     second = [{**one, "ts": one["ts"] + 10_500} for one in step]
     others = [event(0, 21_000, "ProfilerStep#1", "user_annotation"), {"ph": "M", "name": "process_name"}]
 
-    assert parts.parts([*step, *second, *others], steps=2, host_ms=3.5) == Parts(
+    assert breakdown.parts([*step, *second, *others], steps=2, host_ms=3.5) == Parts(
         host_ms=3.5, compute_ms=7.0, exposed_communication_ms=3.0, kernels=4.0
     )
 
@@ -43,13 +43,13 @@ def test_of_several_devices_the_one_that_computes_most_says_how_long() -> None:
     third = [event(9000, 500, device=2), event(9600, 1, "Memset (Device)", "gpu_memset", device=2)]
     first = [event(0, 3000), event(3000, 3000), event(6000, 1000, "ncclDevKernel_Broadcast")]
 
-    assert parts.parts([*second, *first, *third], steps=1, host_ms=3.5) == Parts(
+    assert breakdown.parts([*second, *first, *third], steps=1, host_ms=3.5) == Parts(
         host_ms=3.5, compute_ms=6.0, exposed_communication_ms=1.0, kernels=3.0
     )
 
 
 def test_where_the_device_did_nothing_there_is_nothing_to_say() -> None:
-    assert parts.parts([event(0, 10, "aten::mm", "cpu_op")], steps=1, host_ms=1.0) is None
+    assert breakdown.parts([event(0, 10, "aten::mm", "cpu_op")], steps=1, host_ms=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_on_a_cpu_no_step_is_spent_on_it() -> None:
     def never() -> None:
         raise AssertionError("run")
 
-    assert parts.measure(never, torch.device("cpu"), step_s=0.1, period=1, together=never) is None
+    assert breakdown.measure(never, torch.device("cpu"), step_s=0.1, period=1, together=never) is None
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.0, 4), (0.04, 4), (0.25, 4), (0.4, 2), (1.27, 1), (60.0, 1)])
 def test_long_steps_are_looked_at_fewer_times(step_s: float, steps: int) -> None:
-    assert parts.looks(step_s, most=4, period=1) == steps
+    assert breakdown.looks(step_s, most=4, period=1) == steps
 
 
 @pytest.mark.parametrize(("step_s", "period", "steps"), [(0.04, 4, 4), (1.27, 4, 4), (0.04, 3, 6), (0.3, 2, 4)])
 def test_whole_periods_of_the_work_are_looked_at(step_s: float, period: int, steps: int) -> None:
-    assert parts.looks(step_s, most=4, period=period) == steps
+    assert breakdown.looks(step_s, most=4, period=period) == steps

@@ -10,7 +10,7 @@ import samples
 from bench_tests.results import plots as pictures
 from bench_tests.strategies import PLAIN_DDP
 from bench_tests.test_ddp_scaling import smoke
-from pytest_trainbench.record import Launch, Record, dump
+from pytest_trainbench.schema.record import Launch, Record, dump
 
 pytest.importorskip("plotly")
 

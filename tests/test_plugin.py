@@ -12,9 +12,9 @@ from own_project import STEP, TEST, pytest_run, stored
 from test_launch import wait_until_gone
 
 import pytest_trainbench
+from pytest_trainbench.judge.verdict import Verdict
 from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.verdict import Verdict
 
 ANY_TIME = "--floor", "90%"
 """For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""
@@ -91,7 +91,7 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
             "  differs   *",
             "  since     this run; green at 20*-*-* UTC; between them:",
             "  accept    python -m pytest test_it.py::test_mine *--hw cpu *--save-baseline",
-            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
+            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
             "*trainbench: 1 regression*",
         ]
     )
@@ -334,7 +334,9 @@ def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_t
 
 def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -> None:
     full = "    raise OSError(28, 'No space left on device')\n"
-    project.makeconftest(f"from pytest_trainbench import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n")
+    project.makeconftest(
+        f"from pytest_trainbench.store import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n"
+    )
     result = pytest_run(project, "--save-baseline", "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*= trainbench: 1 crash =*", "mine *crash"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_trainbench import preload
+from pytest_trainbench.launch import preload
 
 
 @pytest.fixture
@@ -47,5 +47,5 @@ def test_without_cuda_there_is_nothing_to_guard() -> None:
 
 def test_what_is_imported_ahead_of_time_is_none_of_the_collectors_business() -> None:
     """In an interpreter of its own: measuring, in other tests, gives frozen objects back."""
-    told = "import pytest_trainbench.preload, gc; print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))"
+    told = "import pytest_trainbench.launch.preload, gc; print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))"
     assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "True\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trainbench.project import name, repository_of
+from pytest_trainbench.project.name import project_name, repository_of
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -41,47 +41,57 @@ def test_clones_of_one_remote_are_one_project_wherever_they_are_and_a_shallow_on
 ) -> None:
     whole = clone(repository, tmp_path / "whole", "git@github.com:we/speed.git")
     shallow = clone(repository, tmp_path / "work" / "_1", "https://x:token@GitHub.com/we/speed", "--depth", "1")
-    assert name(whole) == name(shallow) and re.fullmatch("speed-[0-9a-f]{8}", name(whole))
-    assert name(whole / "part") == name(shallow / "part") != name(whole)
-    assert name(clone(repository, tmp_path / "fork", "git@github.com:others/speed.git")) != name(whole)
+    assert project_name(whole) == project_name(shallow) and re.fullmatch("speed-[0-9a-f]{8}", project_name(whole))
+    assert project_name(whole / "part") == project_name(shallow / "part") != project_name(whole)
+    assert project_name(clone(repository, tmp_path / "fork", "git@github.com:others/speed.git")) != project_name(whole)
 
 
 def test_another_remote_beside_origin_changes_nothing(repository: Path, tmp_path: Path) -> None:
     one = clone(repository, tmp_path / "one", "git@github.com:we/speed.git")
-    before = name(one)
+    before = project_name(one)
     git(one, "remote", "add", "also", "git@github.com:others/speed.git")
-    assert name(one) == before
+    assert project_name(one) == before
 
 
 def test_without_a_remote_a_repository_is_known_by_its_folder_with_all_its_worktrees(
     repository: Path, tmp_path: Path
 ) -> None:
     git(repository, "worktree", "add", str(tmp_path / "beside"))
-    assert name(repository) == name(tmp_path / "beside")
-    assert name(repository / "part") == name(tmp_path / "beside" / "part") != name(repository)
+    assert project_name(repository) == project_name(tmp_path / "beside")
+    assert project_name(repository / "part") == project_name(tmp_path / "beside" / "part") != project_name(repository)
     git(repository, "clone", str(repository), str(tmp_path / "clone"))
-    assert name(tmp_path / "clone") == name(repository)
+    assert project_name(tmp_path / "clone") == project_name(repository)
 
 
 def test_outside_of_git_a_project_is_its_folder_however_one_comes_to_it(tmp_path: Path) -> None:
     for folder in ("one/speed", "two/speed"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "one" / "speed")
-    assert name(tmp_path / "one" / "speed") == name(tmp_path / "link") != name(tmp_path / "two" / "speed")
+    assert (
+        project_name(tmp_path / "one" / "speed")
+        == project_name(tmp_path / "link")
+        != project_name(tmp_path / "two" / "speed")
+    )
 
 
 def test_a_hook_of_another_repository_does_not_change_the_project(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = name(tmp_path)
+    before = project_name(tmp_path)
     monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
-    assert name(tmp_path) == before
+    assert project_name(tmp_path) == before
 
 
 def test_a_given_name_is_the_project_and_a_plain_folder(tmp_path: Path) -> None:
-    assert name(tmp_path, "Team: speed") == name(tmp_path / "elsewhere", "Team: speed") != name(tmp_path, "Team: spEed")
-    assert re.fullmatch("Team-speed-[0-9a-f]{8}", name(tmp_path, "Team: speed"))
-    assert re.fullmatch("project-[0-9a-f]{8}", name(Path("/"))) and re.fullmatch("x-.{8}", name(tmp_path, "..x"))
+    assert (
+        project_name(tmp_path, "Team: speed")
+        == project_name(tmp_path / "elsewhere", "Team: speed")
+        != project_name(tmp_path, "Team: spEed")
+    )
+    assert re.fullmatch("Team-speed-[0-9a-f]{8}", project_name(tmp_path, "Team: speed"))
+    assert re.fullmatch("project-[0-9a-f]{8}", project_name(Path("/"))) and re.fullmatch(
+        "x-.{8}", project_name(tmp_path, "..x")
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from samples import case, failed, launch, record, steps, trace
 
-from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch, Record, Trace, dump, read_record
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Launch, Record, Trace, dump, read_record
 
 
 def stored(folder: Path, of: Record) -> Path:

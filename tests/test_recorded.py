@@ -17,7 +17,7 @@ from bench_tests.strategies import ACCELERATORS, DATA_PARALLEL, STRATEGIES, acce
 from bench_tests.tolerances import tolerance
 from bench_tests.training.cuda_graph import Recording
 from bench_tests.training.recipe import Recipe, Trainee
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
 
 ROWS = {name: row for name, row in {**STRATEGIES, **DATA_PARALLEL}.items() if row.recorded}
 

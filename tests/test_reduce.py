@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from samples import MIB, record, trace
 
-from pytest_trainbench.record import Launch, Trace, dump
-from pytest_trainbench.reduce import loss_deviation, loss_fault, reduce, steady_from
-from pytest_trainbench.verdict import judge, learn
+from pytest_trainbench.judge.aggregate import loss_deviation, loss_fault, reduce, steady_from
+from pytest_trainbench.judge.verdict import judge, learn
+from pytest_trainbench.schema.record import Launch, Trace, dump
 
 
 def pair(**both: Any) -> list[Trace]:

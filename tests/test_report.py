@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
-from pytest_trainbench.baseline import Saved
-from pytest_trainbench.record import Record
+from pytest_trainbench.judge.verdict import GENERATED, Policy, Verdict, judge
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row, table
-from pytest_trainbench.verdict import GENERATED, Policy, Verdict, judge
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.store.baseline import Saved
 
 
 def measured(ms: float, **metrics: float) -> Record:
@@ -53,7 +53,7 @@ REGRESSION = row(
     label="sharding[zero2-dp4]",
     baseline_path=Path("baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json"),
     accept="pytest 'test_sharding.py::test_sharding[zero2-dp4]' --hw h200 --save-baseline",
-    by_hand="torchrun --nproc-per-node 4 -m pytest_trainbench.worker job.json",
+    by_hand="torchrun --nproc-per-node 4 -m pytest_trainbench.rank.worker job.json",
 )
 NEW = row(measured(50.0), None, label="sharding[new-dp4]")
 NEWER = row(measured(55.0), None, label="sharding[newer-dp4]")
@@ -168,7 +168,7 @@ def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type()
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
           accept    pytest 'test_sharding.py::test_sharding[zero2-dp4]' --hw h200 --save-baseline
-          by hand   torchrun --nproc-per-node 4 -m pytest_trainbench.worker job.json
+          by hand   torchrun --nproc-per-node 4 -m pytest_trainbench.rank.worker job.json
         """)  # noqa: E501
 
 

@@ -6,19 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 from samples import MIB, case, failed, launch, record
 
-from bench_tests.engines import ENGINES
 from bench_tests.results import page as results
 from bench_tests.results import stored as baselines
 from bench_tests.results.page import Listed, page
-from bench_tests.tables.parallel_3d import parallel_3d
-from pytest_trainbench.record import Record, read_record
-from pytest_trainbench.stale import Stale
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.store.other_code import Stale
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,13 +110,6 @@ def test_cases_of_a_device_are_known_without_it() -> None:
     assert rows["parallel_3d[torch-1f1b-tp4-pp4]"].endswith(" @ tp4-pp4")
 
 
-def test_the_page_in_the_docs_is_that_of_the_baselines() -> None:
-    document = ROOT / "docs" / "results-h200.md"
-    assert said("-m", "bench_tests.results.page", "h200") == document.read_text(encoding="utf-8"), (
-        "it is stale: python -m bench_tests.results h200 > docs/results-h200.md"
-    )
-
-
 def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
     """So are those that do not say: nobody knows whether the suite measures the same today."""
     records = [stored(f"sharding[{mesh}]", mesh, 100.0) for mesh in ("dp1", "dp2", "dp4")]
@@ -157,160 +147,6 @@ def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeyp
     monkeypatch.setattr(baselines, "FOLDER", tmp_path)
     with pytest.raises(SystemExit, match=r"several kinds of h200, .*: h200-sxm-141gb, h200-nvl-141gb"):
         results.main("h200")
-
-
-def test_the_table_of_the_readme_is_that_of_the_page() -> None:
-    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8")
-    table = page.partition("## Sharding of a GPT")[2].split("\n\n")[1].splitlines()
-    four = [line for line in table if cells(line)[3] in ("devices", "4")]
-    shown = [cells(line) for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()]
-    assert len(four) > 10
-    assert all(cells(line) in shown for line in four), "it is stale: copy it from docs/results-h200.md"
-
-
-def test_what_recording_gives_in_the_readme_is_from_the_page() -> None:
-    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8").splitlines()
-    said = prose("README.md")
-    rows = {cells(line)[0]: cells(line) for line in page}
-    eager, recorded = rows["sharding[fsdp2-dp2]"], rows["sharding[fsdp2-recorded-dp2]"]
-    assert f"FSDP2 gives {eager[2]} samples/s, with {float(eager[9].rstrip('%')):.0f} % between launches" in said
-    assert f"and `fsdp2-recorded` {recorded[2]}, with {recorded[9].rstrip('%')} %" in said
-
-
-def test_what_the_host_paces_in_the_readme_is_from_the_page() -> None:
-    page = (ROOT / "docs" / "results-h200.md").read_text(encoding="utf-8").splitlines()
-    said = prose("README.md")
-    rows = {cells(line)[0]: cells(line) for line in page if line.startswith("| sharding[") and "-dp4]" in line}
-    apart = {name.removeprefix("sharding[").removesuffix("-dp4]"): row[9].rstrip("%") for name, row in rows.items()}
-    zero1 = rows["sharding[zero1-dp4]"]
-    assert f"the device computes for {float(zero1[4]):.0f} of ZeRO-1's {float(zero1[3]):.0f} ms" in said
-    paced = [apart.pop(name) for name in ("zero1", "fsdp2", "zero3")]
-    assert "is {} % for ZeRO-1, {} % for FSDP2 and {} % for ZeRO-3".format(*paced) in said
-    others = sorted(apart.values(), key=float)
-    assert f"and {others[0]} to {others[-1]} % for the other rows" in said
-
-
-@pytest.fixture(scope="module")
-def h200() -> list[Record]:
-    """What is stored."""
-    return [read_record(path) for paths in baselines.stored("h200").values() for path in paths]
-
-
-def test_what_tensor_parallelism_takes_the_host_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/parallel-3d.md")
-    found: dict[str, list[float]] = {"torch": [], "megatron": []}
-    for one in h200:
-        host, compute, step = map(one.middle, ("host_ms", "compute_ms", "step_ms"))
-        if one.case.mesh.tp > 1 and not ENGINES[one.case.params["engine"]].recorded and host and compute and step:
-            found[one.case.params["engine"].removesuffix("-sp")].append(min(host, step) / compute)
-    low, high = (round(end(found["torch"])) for end in (min, max))
-    assert (low, high) == (9, 22) and "nine to twenty-two times as long" in said
-    low, high = (round(end(found["megatron"])) for end in (min, max))
-    assert (low, high) == (3, 7) and "three to seven times with Megatron-Core" in said
-
-
-def test_what_pipelines_wait_for_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/parallel-3d.md")
-    table = parallel_3d(h200)
-    assert table is not None
-    simple = table[table["schedule"].isin(["GPipe", "1F1B"]) & table["engine"].str.startswith("PyTorch")]
-    found = {tuple(row) for row in simple[["PP", "DP", "ideal bubble", "idle or waiting"]].to_numpy().tolist()}
-    assert found == {("4", "1", "43%", "43%"), ("2", "2", "33%", "47%")}
-    assert "show 43 % in both columns" in said and "they are 33 % and 47 %" in said
-    (four,) = (one for one in h200 if one.label == "parallel_3d[torch-1f1b-pp4]")
-    *others, last = four.launches[0].conditions["rank_compute_ms"]
-    assert round(last / median(others), 1) == 1.3 and "a third longer than the others" in said
-
-
-def test_what_zero_1_and_2_have_in_common_is_from_the_baselines(h200: list[Record]) -> None:
-    assert "the same kernels, messages and memory" in prose("README.md")
-    rows = {one.label: one for one in h200}
-    one, two = rows["sharding[zero1-dp4]"], rows["sharding[zero2-dp4]"]
-    for metric in ("kernels", "collectives", "collective_bytes"):
-        assert one.middle(metric) == two.middle(metric) is not None
-    peaks = (median(row.values("peak_allocated_bytes")) for row in (one, two))
-    assert next(peaks) == pytest.approx(next(peaks), rel=1e-5)
-
-
-def test_what_saturating_batches_give_a_device_to_do_is_from_the_baselines(h200: list[Record]) -> None:
-    rows = [one for one in h200 if one.label.startswith("ddp_scaling[") and "-saturating-" in one.label]
-    least = min(median(row.values("compute_ms")) / median(row.values("step_ms")) for row in rows)
-    assert f"computes for {100 * least:.0f} % of a step or more" in prose("docs/ddp-scaling.md")
-
-
-def test_what_recording_gives_tensor_parallelism_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/parallel-3d.md")
-    times = {one.label: one.values("step_ms") for one in h200 if one.case.mesh.tp > 1}
-    recorded = {label: values for label, values in times.items() if "recorded" in label}
-    gains = [median(times[label.replace("-recorded", "")]) / median(values) for label, values in recorded.items()]
-    assert (round(min(gains)), round(max(gains))) == (6, 11) and "a sixth to an eleventh of the time there" in said
-    apart = max(max(values) / min(values) - 1 for values in recorded.values())
-    assert apart < 0.005 and "its launches are within 0.5 %" in said
-
-
-def test_whose_launches_have_other_numbers_of_kernels_is_from_the_baselines(h200: list[Record]) -> None:
-    differ = {one.label for one in h200 if len(set(one.values("kernels"))) > 1}
-    evaluated = {f"trainer_eval[{precision}-8-dp4]" for precision in ("full", "fp16", "bf16")}
-    in_threads = {f"trainer_data_parallel[{row}-8-dp2]" for row in ("train-full", "eval-full", "run-fp16")}
-    assert differ == evaluated | in_threads
-    said = prose("docs/measuring.md")
-    assert "of only six differ. Three are Trainer's evaluation on four devices" in said
-    passes = {"train-full": 4, "eval-full": 1, "run-fp16": 4}  # micro-batches of a step
-    for row, count in passes.items():
-        kernels = next(one.values("kernels") for one in h200 if one.label == f"trainer_data_parallel[{row}-8-dp2]")
-        assert max(kernels) - min(kernels) == count
-    assert "Three are `DataParallel`'s, where passes of some launches have a kernel fewer" in said
-
-
-def test_how_far_scaling_leads_the_losses_away_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/scaling.md")
-    off = {label: f"{100 * median(one.values('loss_deviation')):.1g} %" for label, one in scaling(h200).items()}
-    assert f"{off['weak-bert-large-dp1']} of the fall for BERT-Large on an H200" in said
-    assert f"{off['weak-bert-1.5b-dp1']} for BERT-1.5B, whose" in said
-    assert f"the losses of BERT-Large by {off['weak-bert-large-dp2']} of their fall" in said
-    assert f"of BERT-1.5B by {off['weak-bert-1.5b-dp2']}." in said
-
-
-def test_what_binds_scaling_to_the_host_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/scaling.md")
-    rows = scaling(h200)
-    kernels, compute_ms = (median(rows["weak-bert-1.5b-dp1"].values(metric)) for metric in ("kernels", "compute_ms"))
-    assert f"{round(kernels / 24, -2):,.0f} kernels of {1000 * compute_ms / kernels:.0f} µs each" in said
-    above = {
-        metric: max(100 * max(row.values(metric)) / median(row.values(metric)) - 100 for row in rows.values())
-        for metric in ("step_ms", "compute_ms")
-    }
-    assert f"up to {above['step_ms']:.0f} % more than the middle one" in said
-    assert f"judged beside the step, up to {above['compute_ms']:.1f} %." in said
-
-
-def test_what_the_power_cap_takes_from_products_is_from_the_baselines(h200: list[Record]) -> None:
-    said = prose("docs/layers.md")
-    rows = {one.label: one for one in h200}
-
-    def of_kernels(row: Record) -> float:
-        flops, compute_ms = row.values("flops_per_step"), row.values("compute_ms")
-        return median(work / ms / 1e9 for work, ms in zip(flops, compute_ms, strict=True))
-
-    half, single = rows["matrix_product[bf16-4096]"], rows["matrix_product[fp32-4096]"]
-    sm_mhz = median(one.conditions["sm_mhz"][0] for one in half.launches)
-    assert f"products of 4096³ ran at {round(sm_mhz, -1):,.0f} of 1,980 MHz" in said
-    assert all(one.conditions["sw_power_cap"] == [1.0] for one in half.launches), "at the cap throughout"
-    assert f"at the cap throughout: {half.middle('tflops_per_device'):.0f} TFLOPS" in said
-    assert f"at {of_kernels(half):.0f} (`compute_ms`)" in said
-    assert all(one.conditions["sm_mhz"] == [1980.0] for one in single.launches)
-    alike = {f"{tflops:.1f}" for tflops in (single.middle("tflops_per_device"), of_kernels(single))}
-    assert len(alike) == 1 and f"at full clock throughout, give {alike.pop()} either way" in said
-
-
-def scaling(records: list[Record]) -> dict[str, Record]:
-    """The rows of ``test_scaling`` by what their labels have in brackets."""
-    return {one.label[8:-1]: one for one in records if one.label.startswith("scaling[")}
-
-
-def prose(name: str) -> str:
-    """Of a page, its lines joined."""
-    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
 def cells(line: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trainbench.rootdir import Root, find
+from pytest_trainbench.project.rootdir import Root, find
 
 LAYOUTS: dict[str, dict[str, str]] = {
     "no ini file": {},

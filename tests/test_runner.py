@@ -16,16 +16,17 @@ from typing import Any, ClassVar
 import pytest
 from samples import case, failed, launch, record, trace
 
-from pytest_trainbench import baseline, runner, settings
-from pytest_trainbench.case import Case
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.launch import Ended
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.record import Record
+from pytest_trainbench import runner, settings
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.launch.launcher import Ended
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Runner
-from pytest_trainbench.worker import Job
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.store import baseline
 
 HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count=4)
 ENVIRONMENT = Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd")

@@ -11,7 +11,7 @@ from ranks import launched, start
 from bench_tests.tables.scaling import PUBLISHED
 from bench_tests.test_scaling import MESHES, WORK, learning_rate
 from bench_tests.tolerances import tolerance
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
 
 TRAIN = "bench_tests.steps.train:train_step"
 

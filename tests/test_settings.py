@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.hardware import Price
-from pytest_trainbench.settings import HISTORY, ONLY_INI, OPTIONS, Settings, flag, fraction, gigabytes, read
+from pytest_trainbench.hardware.catalog import Price
+from pytest_trainbench.settings import ONLY_INI, OPTIONS, Settings, flag, fraction, gigabytes, read
+from pytest_trainbench.store.history import default_folder
 
 ROOT = Path("/project")
 
@@ -36,7 +37,7 @@ DEFAULTS = Settings(
     launch_timeout=600.0,
     run_timeout=None,
     results=None,
-    history=HISTORY,
+    history=default_folder(),
     cost=False,
     price=None,
     task_samples=None,

@@ -7,7 +7,7 @@ from typing import Any
 from samples import MIB, capped, case, failed, launch, record
 
 from bench_tests.tables.sharding import sharding
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 
 def stored(strategy: str, *, model: str = "gpt-1.3b", mesh: str = "dp4", fits: bool = True) -> Record:

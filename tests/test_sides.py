@@ -18,13 +18,13 @@ from own_project import STEP, pytest_run, stored
 from test_against import git
 from test_launch import HERE, QUICK
 
-from pytest_trainbench.against import find
-from pytest_trainbench.case import Case
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.launch import Ended
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.side import THIS_SIDE, Message, SideProcess, _listen, sides
-from pytest_trainbench.worker import Job
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.launch.checkout import find
+from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.launch.side_process import THIS_SIDE, Message, SideProcess, _listen, sides
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.mesh import MeshShape
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commit
             f"  differs   commit: {before} → {now}",
             "  again     python -m pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
             "  accept    nothing is stored: what is merged is what the next run is compared with",
-            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.worker */job.json",
+            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
         ]
     )
     assert f"against HEAD~1 ({before})" in (commits.path / "summary.md").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.sources import UNSTEADY, Tree, differing, fingerprint, of_record, overall, union
+from pytest_trainbench.project.sources import UNSTEADY, Tree, differing, fingerprint, of_record, overall, union
 
 CODE = '''"""Builds it."""
 

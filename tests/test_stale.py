@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from samples import case, record
 
-from pytest_trainbench import baseline, stale
-from pytest_trainbench.record import Record
-from pytest_trainbench.sources import Tree
-from pytest_trainbench.stale import left_main, look, main
+from pytest_trainbench import stale
+from pytest_trainbench.project.sources import Tree
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.stale import left_main, main
+from pytest_trainbench.store import baseline
+from pytest_trainbench.store.other_code import look
 
 FILES = {"models.py": 'MODELS = {"a": Model(1), "b": Model(2)}\n', "steps.py": "STEP = 1\n"}
 """Of a project."""

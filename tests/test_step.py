@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench.step import DTYPES, Step
+from pytest_trainbench.schema.step import DTYPES, Step
 
 
 def step(**replaced: Any) -> Step:

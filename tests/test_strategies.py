@@ -19,8 +19,8 @@ from bench_tests.strategies.reference import reference
 from bench_tests.strategies.wrapping import sizes, unite
 from bench_tests.tolerances import tolerance
 from bench_tests.training.recipe import Recipe
-from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.schema.record import Launch
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "micro_batch": 2}
 

@@ -12,7 +12,7 @@ from samples import MIB, capped, case, failed, launch, record
 
 from bench_tests import test_trainer
 from bench_tests.tables.trainer import PUBLISHED, PUBLISHED_USE, beside_published, whole_runs
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 SETUP = {"model": "deberta-v3-base", "sequence": 512, "precision": "fp16", "batch": 8}
 

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from bench_tests.steps.hf_trainer import begin_as_elsewhere
 from bench_tests.steps.turns import Turns
 from bench_tests.training.recipe import Recipe
-from pytest_trainbench.launch import Ended
-from pytest_trainbench.record import Launch
-from pytest_trainbench.reduce import loss_fault
+from pytest_trainbench.judge.aggregate import loss_fault
+from pytest_trainbench.launch.launcher import Ended
+from pytest_trainbench.schema.record import Launch
 
 CPU = torch.device("cpu")
 WORK: dict[str, Any] = {"model": "deberta-tiny", "sequence": 16, "batch": 2, "precision": "fp32"}

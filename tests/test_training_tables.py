@@ -14,9 +14,9 @@ from samples import MIB, failed, launch, record
 from bench_tests.tables.mixed_precision import mixed_precision
 from bench_tests.tables.scaling import curves, loss_of_frequencies, scaling, time_to_loss
 from bench_tests.training.data import token_pool
-from pytest_trainbench.case import Case
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Launch, Record
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Launch, Record
 
 BERT = {"model": "bert-base", "sequence": 512, "micro_batch": 16}
 LARGE = {"model": "bert-large", "strategy": "zero1", "precision": "bf16", "sequence": 128, "micro_batch": 64}

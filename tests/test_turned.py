@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from samples import case, launch, record
 
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.history import Entry, Run
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.judge.red_since import Turned, turned
+from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.report import terminal
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.turned import Turned, turned
-from pytest_trainbench.verdict import judge
+from pytest_trainbench.store.history import Entry, Run
 
 START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
 CASE = case()

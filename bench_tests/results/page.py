@@ -22,16 +22,17 @@ import pytest
 from bench_tests.results.stored import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.format import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
-from pytest_trainbench.case import Case
-from pytest_trainbench.hardware import TABLE, Accelerator, Hardware
-from pytest_trainbench.hardware import rows as accelerators
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.hardware.catalog import TABLE, Accelerator
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.hardware.resolve import rows as accelerators
+from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Record, read_record
 from pytest_trainbench.session import SESSION, Session
-from pytest_trainbench.sources import Tree
-from pytest_trainbench.stale import Stale, look
+from pytest_trainbench.store.other_code import Stale, look
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -186,7 +187,7 @@ def _devices(row: str) -> int:
 
 class Listing(Session):
     """A session on devices that need not be here. A test that is about to measure a case is asked for its
-    :attr:`~pytest_trainbench.case.Case.id` and is over."""
+    :attr:`~pytest_trainbench.schema.case.Case.id` and is over."""
 
     def __init__(self, config: pytest.Config, accelerator: Accelerator) -> None:
         options = config.stash[SESSION].settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench_tests.results.stored import stored
 from bench_tests.tables import ddp_scaling, scaling
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.schema.record import Record, read_record
 
 if TYPE_CHECKING:
     import pandas as pd

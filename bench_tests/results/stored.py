@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_trainbench.hardware import rows
+from pytest_trainbench.hardware.resolve import rows
 
 FOLDER = Path(__file__).parent.parent.parent / "baselines"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.record import Record
+    from pytest_trainbench.schema.record import Record
 
 TABLES: dict[str, str] = {
     "Sharding of a GPT with 1.3 billion parameters": "bench_tests.tables.sharding:sharding",

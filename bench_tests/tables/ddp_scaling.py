@@ -13,7 +13,7 @@ from bench_tests.tables.format import beside, bound_by, devices_a_node, percent,
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.record import Record
+    from pytest_trainbench.schema.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

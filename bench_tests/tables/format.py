@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pytest_trainbench.metrics import host_bound
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
+from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

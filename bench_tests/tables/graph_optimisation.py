@@ -17,8 +17,8 @@ from bench_tests.tables.format import (
     trained,
     went_well,
 )
-from pytest_trainbench.record import Record
 from pytest_trainbench.report.rows import mib
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

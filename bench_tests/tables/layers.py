@@ -18,10 +18,10 @@ from bench_tests.layers.published import (
     VECTOR_PRODUCT_TFLOPS,
 )
 from bench_tests.tables.format import beside, built_by, percent, shown, text, went_well
-from pytest_trainbench.hardware import TABLE
-from pytest_trainbench.record import Record
+from pytest_trainbench.hardware.catalog import TABLE
 from pytest_trainbench.report.rows import tflops
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.schema.step import DTYPES
 
 if TYPE_CHECKING:
     import pandas as pd

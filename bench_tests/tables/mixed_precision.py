@@ -17,8 +17,8 @@ from bench_tests.tables.format import (
     shown,
     trained,
 )
-from pytest_trainbench.record import Record
-from pytest_trainbench.step import DTYPES
+from pytest_trainbench.schema.record import Record
+from pytest_trainbench.schema.step import DTYPES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES, SCHEDULES
 from bench_tests.tables.format import built_by, peak_mib, percent, rate, shown
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

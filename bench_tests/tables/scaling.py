@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench_tests.models import MODELS
 from bench_tests.tables.format import bound_by, efficiency, rate, samples_per_s, shown, trained, went_well
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench_tests.strategies import STRATEGIES
 from bench_tests.tables.format import built_by, peak_mib, percent, rate, reserved_mib, shown
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench_tests.tables.format import built_by, marked, peak_mib, rate, samples_per_s, shown, with_result
-from pytest_trainbench.record import Record
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -41,7 +41,7 @@ from benchmarks.detection.nights import (
     tailed,
 )
 from benchmarks.detection.traces import Trace, read
-from pytest_trainbench.verdict import MOOD
+from pytest_trainbench.judge.verdict import MOOD
 
 SLOWER = (0.01, 0.02, 0.03, 0.05, 0.10)
 SLOWER_CPU = (0.05, 0.10, 0.25, 0.50)

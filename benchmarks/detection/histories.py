@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from benchmarks.detection.judges import METRIC_ERROR
 from benchmarks.detection.nights import FIRST, Floats, Noise, fleet, tailed
 from benchmarks.detection.traces import Trace
-from pytest_trainbench.drift import SPLITS, rise
-from pytest_trainbench.noise import SPREAD_LEAST, Prior, compare
+from pytest_trainbench.judge.drift import SPLITS, rise
+from pytest_trainbench.judge.noise import SPREAD_LEAST, Prior, compare
 
 SHORTEST, LONGEST = 20, 90
 """Nights of a history."""

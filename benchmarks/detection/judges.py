@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.detection.nights import EARLIER, FIRST, Nights
-from pytest_trainbench.noise import DEFAULT, Prior, compare, learned
-from pytest_trainbench.verdict import MOOD, Change, Policy, weigh
+from pytest_trainbench.judge.noise import DEFAULT, Prior, compare, learned
+from pytest_trainbench.judge.verdict import MOOD, Change, Policy, weigh
 
 METRIC_ERROR = 1 / 30 / 200
 """One false alarm a month of 30 nights with 200 metrics: 1.7e-4 a metric and night."""

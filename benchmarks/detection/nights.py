@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.detection.traces import Trace
-from pytest_trainbench.noise import DEFAULT, learned
-from pytest_trainbench.verdict import MOOD
+from pytest_trainbench.judge.noise import DEFAULT, learned
+from pytest_trainbench.judge.verdict import MOOD
 
 Floats = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from tabulate import tabulate
 from benchmarks.detection.judges import METRIC_ERROR, ours
 from benchmarks.detection.nights import FIRST, MORE, Floats, Nights, tailed
 from benchmarks.detection.traces import Trace, read
-from pytest_trainbench.noise import paired
-from pytest_trainbench.verdict import Change, Policy, weigh
+from pytest_trainbench.judge.noise import paired
+from pytest_trainbench.judge.verdict import Change, Policy, weigh
 
 STORED = 5
 SLOWER = (0.02, 0.05, 0.10, 0.20)

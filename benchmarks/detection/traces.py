@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from pytest_trainbench.metrics import METRICS, Statistical, host_bound
-from pytest_trainbench.record import Record, read_record
+from pytest_trainbench.schema.metrics import METRICS, Statistical, host_bound
+from pytest_trainbench.schema.record import Record, read_record
 
 FOLDER = Path(__file__).parent / "traces"
 

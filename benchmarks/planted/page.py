@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from benchmarks.planted.faults import FAULTS
 from benchmarks.planted.runs import UNCHANGED, Row, Run
-from pytest_trainbench.verdict import OUTCOMES
+from pytest_trainbench.judge.verdict import OUTCOMES
 
 HIT: Mapping[str, Sequence[str]] = {
     "synchronised": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],

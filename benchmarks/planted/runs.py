@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.planted.faults import VARIABLE
-from pytest_trainbench.record import read_record
+from pytest_trainbench.schema.record import read_record
 
 ROOT = Path(__file__).parents[2]
 

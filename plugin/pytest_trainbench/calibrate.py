@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from statistics import median
 
-from pytest_trainbench.case import Case
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.metrics import METRICS, Gates, Statistical, host_bound
-from pytest_trainbench.noise import DEFAULT, compare, unchanged
+from pytest_trainbench.judge.noise import DEFAULT, compare, unchanged
+from pytest_trainbench.judge.verdict import OUTCOMES, mood, weigh
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Measured, Reference, Runner
-from pytest_trainbench.verdict import OUTCOMES, mood, weigh
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.metrics import METRICS, Gates, Statistical, host_bound
+from pytest_trainbench.schema.plan import Plan
 
 PLANTED = (0.02, 0.05, 0.10)
 """Slowdowns, as fractions of a step."""

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from pytest_trainbench import hooks, rootdir, settings
-from pytest_trainbench.case import Case, builder_path
-from pytest_trainbench.hardware import Hardware, HardwareNotFound, kind_of
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import METRICS, Gates, gates
-from pytest_trainbench.record import Record
-from pytest_trainbench.reduce import LOSS_STEPS
+from pytest_trainbench import hookspecs, settings
+from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
+from pytest_trainbench.judge.aggregate import LOSS_STEPS
+from pytest_trainbench.judge.verdict import OUTCOMES, Verdict
+from pytest_trainbench.project import rootdir
 from pytest_trainbench.report import markdown, terminal
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.case import Case, builder_path
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import METRICS, Gates, gates
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import SESSION, Session
-from pytest_trainbench.verdict import OUTCOMES, Verdict
 
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 """Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
@@ -74,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(hooks)
+    pluginmanager.add_hookspecs(hookspecs)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -121,9 +122,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("trainbench_hw") is not None and options.hw != "auto":
         device_kind(config)
     if config.pluginmanager.hasplugin("benchmark"):
-        from pytest_trainbench import benchmark_bridge
+        from pytest_trainbench import pytest_benchmark_bridge
 
-        config.pluginmanager.register(benchmark_bridge, "trainbench-benchmark-bridge")
+        config.pluginmanager.register(pytest_benchmark_bridge, "trainbench-benchmark-bridge")
 
 
 @pytest.hookimpl(trylast=True)  # of what other options leave
@@ -173,7 +174,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.fixture(scope="session")
 def hardware(request: pytest.FixtureRequest) -> Hardware:
-    """What this session runs on: see :class:`pytest_trainbench.hardware.Hardware`."""
+    """What this session runs on: see :class:`pytest_trainbench.hardware.resolve.Hardware`."""
     return request.config.stash[SESSION].hardware
 
 

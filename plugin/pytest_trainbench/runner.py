@@ -16,20 +16,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pytest_trainbench import baseline, sources
-from pytest_trainbench.case import Case
-from pytest_trainbench.environment import Environment, differences, mismatches
-from pytest_trainbench.hardware import Hardware
-from pytest_trainbench.launch import Ended, launch
-from pytest_trainbench.measure import Plan
-from pytest_trainbench.mesh import MeshShape
-from pytest_trainbench.metrics import METRICS, Counted, Gates
-from pytest_trainbench.record import Launch, Record
-from pytest_trainbench.reduce import LOSS_STEPS, reduce
+from pytest_trainbench.hardware.environment import Environment, differences, mismatches
+from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.judge.aggregate import LOSS_STEPS, reduce
+from pytest_trainbench.judge.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
+from pytest_trainbench.launch.launcher import Ended, launch
+from pytest_trainbench.project import sources
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.mesh import MeshShape
+from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
+from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
-from pytest_trainbench.verdict import Policy, Priors, Verdict, disturbance, eased, foreseen, judge, learn
-from pytest_trainbench.worker import Job
+from pytest_trainbench.store import baseline
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
 

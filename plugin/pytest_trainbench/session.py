@@ -16,24 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import against, baseline, causes, drift, history, project, settings, stale
-from pytest_trainbench.against import Other
-from pytest_trainbench.detect import find
-from pytest_trainbench.environment import Environment
-from pytest_trainbench.hardware import Hardware, HardwareNotFound, resolve, rows
-from pytest_trainbench.metrics import Gates
-from pytest_trainbench.record import Record, dump
-from pytest_trainbench.report import calibration, cost, effects, trend
+from pytest_trainbench import settings
+from pytest_trainbench.hardware.detect import find
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
+from pytest_trainbench.judge import attribution, drift
+from pytest_trainbench.judge.red_since import Turned, turned
+from pytest_trainbench.launch import checkout
+from pytest_trainbench.launch.checkout import Other
+from pytest_trainbench.project.name import project_name
+from pytest_trainbench.project.sources import Tree, overall
+from pytest_trainbench.report import calibration, cost, one_change
+from pytest_trainbench.report.drift import lines as drift_lines
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.sources import Tree, overall
-from pytest_trainbench.turned import Turned, turned
+from pytest_trainbench.schema.metrics import Gates
+from pytest_trainbench.schema.record import Record, dump
+from pytest_trainbench.store import baseline, history, other_code
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pytest_trainbench.nodes import Cluster
+    from pytest_trainbench.launch.cluster import Cluster
+    from pytest_trainbench.launch.side_process import SideProcess
     from pytest_trainbench.runner import Runner
-    from pytest_trainbench.side import SideProcess
 
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
@@ -90,18 +95,18 @@ class Session:
         if self.settings.against is None:
             return None
         try:
-            return against.find(self.settings.against, self.config.rootpath)
+            return checkout.find(self.settings.against, self.config.rootpath)
         except ValueError as error:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
     @cached_property
-    def other_code(self) -> stale.Stale:
+    def other_code(self) -> other_code.Stale:
         """The baselines that are of other code than the project's when the session began, or do not say. Where nothing
         is to run, those of a named family need no device."""
         family = rows(self.settings.hw) if self.config.option.collectonly else ()
         ids = [row.key for row in family] or [self.hardware.id]
         records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
-        return stale.look(records, Tree.of(self.config.rootpath))
+        return other_code.look(records, Tree.of(self.config.rootpath))
 
     @property
     def cut_off(self) -> str:
@@ -128,7 +133,7 @@ class Session:
             if self.settings.history is not None and not self.settings.calibrate and before is None:
                 self.log = history.Log(
                     self.settings.history,
-                    project=project.name(self.config.rootpath, self.settings.project),
+                    project=project_name(self.config.rootpath, self.settings.project),
                     hardware=self.hardware.id,
                     environment=now.environment.to_json(),
                     started=datetime.now(timezone.utc),
@@ -146,7 +151,7 @@ class Session:
 
     def _here(self) -> dict[str, Any]:
         """What this process is, and what ranks that it starts can import."""
-        from pytest_trainbench.environment import capture
+        from pytest_trainbench.hardware.environment import capture
 
         return {
             "environment": capture(self.hardware, self.config.rootpath, environ=self.environ),
@@ -180,7 +185,7 @@ class Session:
         """Let the heavy libraries be imported while pytest is still talking."""
         self.environ = dict(os.environ)
         if self.other is None:
-            from pytest_trainbench.launch import end_fork_server, start_fork_server
+            from pytest_trainbench.launch.launcher import end_fork_server, start_fork_server
 
             # By itself it would end only after all its imports, beside what is run next.
             self.until_end.callback(end_fork_server)
@@ -188,7 +193,7 @@ class Session:
             if self.settings.nodes > 1:
                 self._gather()
             return
-        from pytest_trainbench.side import sides
+        from pytest_trainbench.launch.side_process import sides
 
         try:
             self.sides = self.until_end.enter_context(
@@ -205,7 +210,7 @@ class Session:
 
     def _gather(self) -> None:
         """Wait for the other nodes. Raises ``pytest.UsageError`` where they do not come, or are not as this one is."""
-        from pytest_trainbench.nodes import Cluster, Lead
+        from pytest_trainbench.launch.cluster import Cluster, Lead
 
         here = self._here()
         try:
@@ -241,7 +246,7 @@ class Session:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
             # What disturbed a launch is no drift.
-            calm = () if before is None else causes.calm(record, before)
+            calm = () if before is None else attribution.calm(record, before)
             kept = dataclasses.replace(record, launches=calm or record.launches)
             self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
 
@@ -284,7 +289,7 @@ class Session:
         )
         for case_id in {one.id for one in found.drifts}:
             log.drifted(case_id)
-        return [*(f"history: {problem}" for problem in problems), *trend.lines(found, log.path.parent.parent)]
+        return [*(f"history: {problem}" for problem in problems), *drift_lines(found, log.path.parent.parent)]
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -301,7 +306,7 @@ class Session:
             price, task = options.price or listed, options.task_samples
             title = cost.title(price=price, hardware=self.hardware.id, task_samples=task)
             tables[title] = cost.table(records, price=price, task_samples=task)
-            if len(changes := effects.table(records)):
+            if len(changes := one_change.table(records)):
                 tables["What one change made"] = changes
         return tables
 

@@ -10,12 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_data_path
-
-from pytest_trainbench.hardware import Price
-
-HISTORY = user_data_path("pytest-trainbench", appauthor=False) / "history"
-"""A runner's workspace is wiped, its user's data is not."""
+from pytest_trainbench.hardware.catalog import Price
+from pytest_trainbench.store.history import default_folder
 
 
 def _count(text: str) -> int:
@@ -230,7 +226,7 @@ OPTIONS: dict[str, Option] = {
     "history": Option(
         help="folder where every run is kept, for drift that no single night shows; none keeps nothing"
         " (default: pytest-trainbench/history in the user's data folder)",
-        default=HISTORY,
+        default=default_folder(),
         parse=_history,
         metavar="DIR",
     ),

@@ -1,8 +1,8 @@
-"""Which stored baselines are of other code than the working tree's?
+"""Which stored rows does a change make stale?
 
     python -m pytest_trainbench.stale --since REV bench_tests
 
-tells which rows a change makes stale, and what to type to measure them anew. It needs git and no GPU.
+names these rows, and the command that measures them anew. It needs git and no GPU.
 """
 
 from __future__ import annotations
@@ -10,68 +10,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_trainbench import baseline
-from pytest_trainbench.record import Record
-from pytest_trainbench.sources import Tree, differing
-
-SHOWN = 20
-"""Rows that are named; of all others there is a number."""
+from pytest_trainbench.project.sources import Tree
+from pytest_trainbench.store import baseline
+from pytest_trainbench.store.other_code import changed, cut, unsaid
 
 MAIN = ("origin/main", "main")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stale:
-    """Baselines, by case id, that may not be of the code which is here. ``other``: those of other code, with the files
-    that differ. ``silent``: those that do not say which code made them. ``labels``: of both, by case id."""
-
-    other: dict[str, list[str]]
-    silent: frozenset[str]
-    labels: dict[str, str]
-
-    def __contains__(self, case_id: str) -> bool:
-        return case_id in self.labels
-
-    def __str__(self) -> str:
-        """One sentence; empty where every baseline is of the code that is here."""
-        others, silent = len(self.other), len(self.silent)
-        told = [f"{others} {_baselines(others)} {'is' if others == 1 else 'are'} of other code"] if others else []
-        told += [f"{silent} {_baselines(silent)} {_silent(silent)}"] if silent else []
-        return f"{', and '.join(told)} (--stale runs these rows)" if told else ""
-
-    def lines(self) -> list[str]:
-        """The rows by name, those of other code first, with their files."""
-        rows = sorted((self.labels[case_id], ", ".join(files)) for case_id, files in self.other.items())
-        rows += sorted((self.labels[case_id], "not known") for case_id in self.silent)
-        return cut([f"{label}: {files}" for label, files in rows])
-
-
-def look(records: Iterable[Record], tree: Tree) -> Stale:
-    """Hold ``records`` against the files of ``tree``."""
-    other, silent, labels = {}, set(), {}
-    for record in records:
-        if not record.code:
-            silent.add(record.case.id)
-        elif files := changed(record, tree):
-            other[record.case.id] = files
-        else:
-            continue
-        labels[record.case.id] = record.label
-    return Stale(other=other, silent=frozenset(silent), labels=labels)
-
-
-def changed(record: Record, tree: Tree) -> list[str]:
-    """The files of a record's step that are not in ``tree`` as they were."""
-    return differing(record.code, tree.digests(record.code, record.case.params))
-
-
-def cut(rows: Sequence[str]) -> list[str]:
-    more = len(rows) - SHOWN
-    return [*rows[:SHOWN], f"and {more} more"] if more > 0 else list(rows)
+"""Branches that a change is held against, the first that git knows."""
 
 
 def since(revision: str, root: Path, baselines: Path, tests: Sequence[str]) -> list[str]:
@@ -92,7 +39,7 @@ def since(revision: str, root: Path, baselines: Path, tests: Sequence[str]) -> l
             )
     told = told or ["this change makes no stored row stale"]
     if silent:
-        told.append(f"{silent} stored {_baselines(silent)} {_silent(silent)}, so this change may make more rows stale")
+        told.append(f"{unsaid(silent, 'stored baseline')}, so this change may make more rows stale")
     return told
 
 
@@ -112,14 +59,6 @@ def _git(root: Path, *arguments: str) -> bytes | None:
         return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _baselines(count: int) -> str:
-    return "baseline" if count == 1 else "baselines"
-
-
-def _silent(count: int) -> str:
-    return "does not say which code made it" if count == 1 else "do not say which code made them"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,1 +1,2 @@
-"""From verdicts to text. Pure: nothing here runs, stores or judges anything."""
+"""From verdicts to text, in pure functions: nothing here runs, stores or judges. Imports every folder but rank/ and
+launch/."""

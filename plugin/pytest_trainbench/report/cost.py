@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_trainbench.hardware import Price
-from pytest_trainbench.record import Record
+from pytest_trainbench.hardware.catalog import Price
 from pytest_trainbench.report.rows import devices, mib
+from pytest_trainbench.schema.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd

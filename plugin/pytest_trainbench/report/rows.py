@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from pytest_trainbench.record import Record
+from pytest_trainbench.judge.red_since import Turned
+from pytest_trainbench.judge.verdict import Verdict
 from pytest_trainbench.report.calibration import Calibration
-from pytest_trainbench.turned import Turned
-from pytest_trainbench.verdict import Verdict
+from pytest_trainbench.schema.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from pytest_trainbench.baseline import Saved
-from pytest_trainbench.causes import typical
-from pytest_trainbench.conditions import CONDITIONS
-from pytest_trainbench.environment import Difference
-from pytest_trainbench.metrics import METRICS, Counted, Exact, host_bound
-from pytest_trainbench.record import Record, as_stored
+from pytest_trainbench.hardware.environment import Difference
+from pytest_trainbench.judge.attribution import typical
+from pytest_trainbench.judge.red_since import Turned
+from pytest_trainbench.judge.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
+from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
-from pytest_trainbench.sources import differing
-from pytest_trainbench.turned import Turned
-from pytest_trainbench.verdict import GENERATED, OUTCOMES, Change, exactly, fact, movement
+from pytest_trainbench.schema.conditions import CONDITIONS
+from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
+from pytest_trainbench.schema.record import Record, as_stored
+from pytest_trainbench.store.baseline import Saved
 
 if TYPE_CHECKING:
     import pandas as pd

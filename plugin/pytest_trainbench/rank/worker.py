@@ -1,0 +1,312 @@
+"""One rank of one launch. Knows nothing of pytest: a job comes as JSON, a trace goes back as JSON.
+
+A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.rank.worker job.json``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_trainbench.rank import imported_from, measure
+from pytest_trainbench.rank.imported_from import check_modules
+from pytest_trainbench.rank.slowdown import slowed
+from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Trace
+from pytest_trainbench.schema.step import Step
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
+
+ALONE_S = 15.0
+"""How long a rank may then take to end by itself, if nobody has ended it before."""
+
+LOST_PEER = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
+    re.IGNORECASE,
+)
+"""What gloo and NCCL say to a rank whose peer went away."""
+
+
+NO_MEMORY = re.compile(
+    r"(can't|cannot) allocate memory|out of memory|not enough memory|std::bad_alloc|STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""What torch's allocators, the C library, C++, and cuBLAS and cuDNN on a full device say."""
+
+
+class Phases:
+    """What the rank is doing, shown to whoever waits, and how many seconds each part took."""
+
+    def __init__(self, shown_in: Path) -> None:
+        self.shown_in = shown_in
+        self.current = "starting"
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def __call__(self, name: str) -> None:
+        now = time.perf_counter()
+        key = self.current.split(" ")[0]
+        self.seconds[key] = self.seconds.get(key, 0.0) + now - self._since
+        self.current, self._since = name, now
+        self.shown_in.write_text(name)
+
+
+def main(job_path: str) -> None:
+    """Run this rank's part of a job; every way out leaves a trace or a failure in the job's folder."""
+    rank = int(os.environ["RANK"])
+    job = Job.read(Path(job_path))
+    _die_with_parent()
+    # Inherited handlers belong to the agent's process; a rank stuck in a collective must die at the first signal.
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
+    phases = Phases(job.folder / PROGRESS.format(rank))
+    with (
+        (job.folder / STACKS.format(rank)).open("w") as stacks,
+        (job.folder / STOPPED.format(rank)).open("w") as stopped,
+    ):
+        # The rank that waited too long fails first, and has the one it waited for stopped: that is where to look.
+        faulthandler.register(signal.SIGTERM, file=stopped, chain=True)
+        ends_at = time.monotonic() + job.limit_s
+
+        def wind() -> None:
+            left_s = max(0.001, ends_at - time.monotonic())
+            limit_s = left_s if job.step_limit_s is None else min(left_s, job.step_limit_s)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # in place of the one before
+
+        wind()
+        try:
+            for entry in reversed(job.import_path):
+                if entry not in sys.path:
+                    sys.path.insert(0, entry)
+            if job.root is not None:
+                imported_from.hide(job.root)
+            _work(job, rank, phases, wind=wind)
+        except BaseException as error:
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            _note_code(job, rank)  # running out of memory is a result too
+            failure = Failure(
+                rank=rank,
+                kind=failure_kind(error),
+                lost_peer=bool(LOST_PEER.search(str(error))),
+                message=f"{type(error).__name__}: {error}".rstrip(": "),
+                phase=phases.current,
+                at=time.time(),
+                traceback=text,
+            )
+            _write(job.folder / FAILURE.format(rank), asdict(failure))
+            if failure.lost_peer:
+                # The agent reports the first rank that it sees gone: let that be the culprit.
+                time.sleep(1)
+            sys.stdout.flush()
+            # Not a plain exit: destructors of process groups wait for peers that may never answer.
+            os._exit(1)
+        faulthandler.unregister(signal.SIGTERM)  # before its file is closed
+
+
+def _note_code(job: Job, rank: int) -> None:
+    if job.root is not None:
+        _write(job.folder / CODE.format(rank), imported_from.noted(job.root))
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    """All of it or nothing: the rank may be stopped at any moment."""
+    whole = path.with_suffix(".part")
+    whole.write_text(json.dumps(data), encoding="utf-8")
+    whole.replace(path)
+
+
+def failure_kind(error: BaseException) -> str:
+    """``oom``, ``timeout`` or ``crash``."""
+    import torch
+
+    text = str(error)
+    during: BaseException | None = error
+    while during is not None:  # the end of a recording fails too where memory ran out in it
+        if isinstance(during, (torch.OutOfMemoryError, MemoryError)) or NO_MEMORY.search(str(during)):
+            return "oom"
+        during = during.__context__
+    if re.search(r"[Tt]imed ?out", text):
+        return "timeout"
+    return "crash"
+
+
+def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> None:
+    """``wind``: start the limit of a reference's step."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = job.case.mesh
+    if int(os.environ["WORLD_SIZE"]) != shape.world_size:
+        raise ValueError(f"{shape} needs {shape.world_size} ranks, and {os.environ['WORLD_SIZE']} were started")
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+    phases("opening the device")
+    if job.device_kind == "cpu":
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    else:
+        # One thread a rank, as torchrun gives: the work is on the device, and idle threads of one rank disturb another.
+        torch.set_num_threads(1)
+        device = torch.device(job.device_kind, local_rank)
+        torch.accelerator.set_device_index(local_rank)
+
+    phases("joining the process group")
+    dist.init_process_group(
+        dist.get_default_backend_for_device(device),
+        timeout=timedelta(seconds=job.collective_limit_s),
+        device_id=None if device.type == "cpu" else device,
+    )
+    mesh = init_device_mesh(device.type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
+    if job.case.memory_cap_gb is not None:
+        # Not before: on a CPU the process group's threads need some too, and die of too little instead of saying so.
+        _cap_memory(device, job.case.memory_cap_gb)
+
+    phases("building the step")
+    step = build_step(job.case, mesh)
+    if job.delay_ms:
+        step = replace(step, run=slowed(step.run, job.delay_ms, device))
+    before = measure.digest(step.parameters())
+    if job.reference_steps is None:
+        timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)
+    else:
+
+        def begin(number: int) -> None:
+            phases(f"training step {number} of {job.reference_steps} of the reference")
+            wind()
+
+        losses = measure.losses(step, job.reference_steps, begin=begin)
+        timing = measure.Timing(
+            step_ms=[],
+            losses=losses,
+            flops_counted=None,
+            memory={},
+            energy_j=None,
+            host={},
+            parts={},
+            collectives=None,
+            compilations={},
+        )
+    phases("checking")
+    if job.moved is not None:
+        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+        check_modules(files, *map(Path, job.moved))
+    trace = Trace(
+        rank=rank,
+        coordinates=shape.coordinates(rank),
+        node=int(os.environ.get("GROUP_RANK", "0")),
+        samples=step.samples,
+        tokens=step.tokens,
+        flops=step.flops,
+        dtype=step.dtype,
+        replicated=step.replicated,
+        trains=step.trains,
+        devices=step.devices,
+        digest_before=before,
+        digest_after=measure.digest(step.parameters()),
+        figures=_figures(step) if job.reference_steps is None else {},
+        phases_s=dict(phases.seconds),
+        **asdict(timing),
+    )
+    _note_code(job, rank)
+    _write(job.folder / TRACE.format(rank), trace.to_json())
+    dist.barrier()
+    with suppress(RuntimeError):  # where memory is capped, there may be none for its thread
+        # In C, since what holds a rank up may hold its interpreter: by hand nobody else ends it.
+        faulthandler.dump_traceback_later(ALONE_S, exit=True, file=sys.stderr)
+    phases(LEAVING)
+    if step.eager_steps:
+        # NCCL takes no communicator down while a CUDA graph has a part of it. Only then: a collection looks at half a
+        # million objects that the fork server imported.
+        del step
+        gc.collect()
+    try:
+        dist.destroy_process_group()
+    except Exception:
+        traceback.print_exc()  # into the rank's log
+
+
+def build_step(case: Case, mesh: DeviceMesh) -> Step:
+    """Import and call the case's step builder."""
+    module, _, name = case.builder.partition(":")
+    step = getattr(importlib.import_module(module), name)(mesh, **case.params)
+    if not isinstance(step, Step):
+        raise TypeError(
+            f"{case.builder} returned {type(step).__name__}; a step builder returns a pytest_trainbench.Step"
+        )
+    return step
+
+
+def _figures(step: Step) -> dict[str, float]:
+    """Numbers of any kind, such as tensors of one element, as JSON has them."""
+    return {} if step.figures is None else {name: float(value) for name, value in step.figures().items()}
+
+
+def _slowest(device: torch.device) -> Callable[[float], float]:
+    import torch
+    import torch.distributed as dist
+
+    def slowest(value: float) -> float:
+        shared = torch.tensor(value, dtype=torch.float32, device=device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return float(shared)
+
+    return slowest
+
+
+def _cap_memory(device: torch.device, cap_gb: float) -> None:
+    """Make allocations fail beyond ``cap_gb`` (10⁹ bytes): for real, in the allocator."""
+    import torch
+
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, cap_gb * 1e9 / total), device)
+    elif device.type == "cpu":
+        import resource
+
+        held = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert held is not None
+        limit = int(held[1]) * 1024 + int(cap_gb * 1e9)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    else:
+        raise ValueError(f"memory of a {device.type} device cannot be capped")
+
+
+def _die_with_parent() -> None:
+    """End this rank when the process that runs the agent ends, however that one ended."""
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    os.setpgid(0, 0)  # so that what this rank starts can be ended with it
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
