@@ -1,4 +1,5 @@
-"""What the suite in bench_tests/ adds to the plugin: profiles, and the number formats that a device offers."""
+"""pytest options, fixtures and hooks of the suite in bench_tests/. They choose the size of each case and the number
+formats that the device supports."""
 
 from __future__ import annotations
 
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
     from pytest_trainbench.schema.record import Record
 
 PROFILES = ("smoke", "seed")
-"""smoke: the same code on tiny models, for a CPU. seed: the configuration of the published figures."""
+"""``smoke`` runs the same code on tiny models and is meant for a CPU. ``seed`` is the configuration of the published
+figures."""
 
 GRIDS = ("headline", "full", "published")
-"""headline: a part of a published grid, with its largest rows. full: all of it. published: all of it, run and counted
-as it was published."""
+"""``headline`` runs a part of each published grid, its largest rows included. ``full`` runs each whole grid.
+``published`` runs each whole grid with the set-up and the FLOP counting of the published figures."""
 
 CHECKED = ("mesh", "precision")
-"""Parameters that a fixture looks at first: it skips what the device has not."""
+"""Parameters that pass through a fixture. The fixture skips a value that the device does not support."""
 
 REPORTERS = ("tensorboard", "wandb", "mlflow", "trackio")
-"""What transformers' ``Trainer`` can report to: packages that are called as it calls them."""
+"""Packages that transformers' ``Trainer`` can report to. The option takes the names that ``Trainer`` takes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,13 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--grid",
         choices=GRIDS,
         default="headline",
-        help="how much of a published grid of rows, shapes or meshes runs (default: headline)",
+        help="part of each published grid (rows, shapes, meshes) that runs (default: headline)",
     )
     parser.addoption(
         "--report-to",
         choices=["none", *REPORTERS],
         default="none",
-        help="where transformers' Trainer reports its losses (default: none); files go to runs/",
+        help="tool that transformers' Trainer reports losses to (default: none); its files go to runs/",
     )
 
 
@@ -57,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if report_to in REPORTERS and find_spec(report_to) is None:
         raise pytest.UsageError(f"--report-to {report_to}: {report_to} is not installed; pip install {report_to}")
     config.addinivalue_line(
-        "markers", "profiles(**{names: {profile: values}}): parametrise by profile; values may be {grid: values}"
+        "markers", "profiles(**{names: {profile: values}}): parametrize a test by profile; values may be {grid: values}"
     )
 
 
@@ -65,7 +67,7 @@ def _profile(config: pytest.Config) -> str:
     return config.getoption("--profile") or ("smoke" if device_kind(config) == "cpu" else "seed")
 
 
-@pytest.hookimpl(trylast=True)  # after the test's own parameters, so that the mesh ends its name: [zero2-dp4]
+@pytest.hookimpl(trylast=True)  # last, so that the mesh ends a test's name: [zero2-dp4]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in metafunc.definition.iter_markers("profiles"):
         for names, choices in marker.kwargs.items():
@@ -77,7 +79,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # DeepSpeed picks its accelerator when it is imported, which the ranks' fork server does before they are told.
+    # DeepSpeed picks its accelerator at import. The ranks' fork server imports DeepSpeed before a rank knows its
+    # device.
     if session.config.option.collectonly or not any(map(is_case, session.items)):
         return
     if device_kind(session.config) == "cpu":
@@ -97,33 +100,35 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def plan(profile: str) -> Plan | None:
-    """How long to measure: smoke tests show that the code runs, not how fast."""
+    """How long to measure; ``None`` for the plugin's default. A smoke case shows that the code runs, so its plan is
+    short."""
     return Plan(warmup=5, window_s=0.3, min_steps=12) if profile == "smoke" else None
 
 
 @pytest.fixture
 def grid(request: pytest.FixtureRequest) -> str:
-    """One of :data:`GRIDS`; it chooses shapes in the seed profile only."""
+    """The value of ``--grid``, one of :data:`GRIDS`."""
     chosen: str = request.config.getoption("--grid")
     return chosen
 
 
 @pytest.fixture
 def amp(hardware: Hardware) -> str:
-    """16-bit format of mixed precision: bf16 where the device has it, else fp16."""
+    """The 16-bit number format for mixed precision: bf16 where the device supports it, else fp16."""
     return hardware.amp
 
 
 @pytest.fixture
 def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
-    """A number format of matrix products; skips where the device has not got it."""
+    """A number format for matrix products. Skips the test if the device does not support the format."""
     name: str = request.param
     if not hardware.has(name):
-        pytest.skip(f"{hardware.device_name} has no {name} products")
+        pytest.skip(f"{hardware.device_name} does not support {name} products")
     return name
 
 
 @pytest.fixture
 def full(hardware: Hardware) -> str:
-    """Format of full precision as a user would run it: tf32 products where the device has them, else fp32."""
+    """The full-precision number format that a user would choose: tf32 products where the device supports them, else
+    fp32."""
     return hardware.full

@@ -1,8 +1,9 @@
-"""Data parallelism: how plain DDP scales, and what faster kinds of it give, over eleven models.
+"""Data parallelism over eleven models: how plain DDP scales, and how much faster its accelerated variants are.
 
-Run a part of it: ``pytest bench_tests -k "ddp_scaling and resnet50" --hw h200``. Plain DDP runs on one to eight
-devices, the faster kinds on four with the published batches; ``--grid full`` runs these on all meshes with all batches,
-and ``--grid published`` everything on whole nodes of eight, with the published batches.
+Run a part of it: ``pytest bench_tests -k "ddp_scaling and resnet50" --hw h200``. By default plain DDP runs on one to
+eight devices, and the accelerated variants run on four devices with the published batches. ``--grid full`` runs the
+variants on all meshes with all batches. ``--grid published`` runs all strategies on whole nodes of eight devices with
+the published batches.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from pytest_trainbench.hardware.resolve import Hardware
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """``model`` trained by ``strategy``, as both are called in their registries; ``batch`` is a name for
-    ``micro_batch`` samples a rank, ``sample`` says what one is."""
+    """One model trained by one strategy, both by the names of their registries.
+
+    ``micro_batch`` is the number of samples a rank takes, and ``batch`` is the name of that size. ``sample`` holds the
+    parameters that define one sample.
+    """
 
     model: str
     strategy: str
@@ -47,11 +51,11 @@ SEED: dict[str, tuple[int, int, dict[str, Any]]] = {
     "speech_transformer": (32, 512, {"frames": 160, "symbols": 15}),
     "tts_angular": (64, 4096, {"frames": 50}),
 }
-"""Model -> samples a device as published, samples with which an H200 is busy while its host waits, and what a sample
-is."""
+"""Model -> (published samples a device, samples that saturate an H200 even though its host waits, definition of a
+sample)."""
 
 SATURATED_GB = 48
-"""Memory that the largest of those batches takes (41 GB of an H200, the process included), as devices are sold."""
+"""Device memory, in marketed GB, that the largest saturating batch needs: the process took 41 GB on an H200."""
 
 SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
     "alexnet": (4, {"image": 64}),
@@ -66,17 +70,18 @@ SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
     "speech_transformer": (4, {"frames": 32, "symbols": 7}),
     "tts_angular": (8, {"frames": 10}),
 }
-"""The same of the small relatives."""
+"""Small variant of each model -> (samples a device, definition of a sample)."""
 
 ACCELERATED_MODEL = "timm_vision_transformer"
 
 
 Cases = Sequence[tuple[Work, str]]
-"""Work and mesh."""
+"""Pairs of work and mesh."""
 
 
 def cases(*, plain: Sequence[str], accelerated: Sequence[str], batches: Sequence[str]) -> Cases:
-    """All models with these ``batches``, plain DDP and every faster kind of it on their meshes."""
+    """Every model with these ``batches``: plain DDP on the meshes ``plain``, the accelerated variants on
+    ``accelerated``."""
     return [
         (Work(model=model, strategy=strategy, batch=batch, micro_batch=micro_batch, sample=sample), mesh)
         for model, (seed, saturating, sample) in SEED.items()
@@ -99,8 +104,11 @@ GRIDS = {
 
 
 def smoke() -> Cases:
-    """Plain DDP over every model, and what is faster over one, which also has what scaling is told against. Compiling
-    takes longer than all else here together."""
+    """Plain DDP on every model, and the accelerated variants on one model.
+
+    That one model also runs on one device, so that the tables have a baseline for scaling. Compiled strategies are left
+    out, because they take longer to compile than all other smoke cases take together.
+    """
     return [
         (Work(model=f"{model}-tiny", strategy=strategy, batch="seed", micro_batch=micro_batch, sample=sample), mesh)
         for model, (micro_batch, sample) in SMOKE.items()
@@ -114,9 +122,10 @@ def smoke() -> Cases:
 def test_ddp_scaling(
     bench: Callable[..., object], work: Work, mesh: MeshShape, hardware: Hardware, amp: str, plan: Plan | None
 ) -> None:
-    """Whatever makes it faster, it trains as one process does that takes the ranks' batches one after another."""
+    """Every strategy trains like one process that takes the ranks' batches one after another, within the row's
+    tolerance."""
     if work.batch == "saturating" and (hardware.accelerator is None or hardware.accelerator.memory_gb < SATURATED_GB):
-        pytest.skip(f"the saturating batches take up to {SATURATED_GB} GB, and {hardware.device_name} has less")
+        pytest.skip(f"the saturating batches need a device with {SATURATED_GB} GB, and {hardware.device_name} has less")
     row = DATA_PARALLEL[work.strategy]
     if missing := row.missing(hardware.kind, amp):
         pytest.skip(missing)

@@ -1,4 +1,4 @@
-"""Graph optimisation: BERT fine-tuning as eager torch runs it, through ONNX Runtime, and compiled by torch.
+"""Graph optimisation: BERT fine-tuning in eager torch, through ONNX Runtime, and through ``torch.compile``.
 
 Run a part of it: ``pytest bench_tests -k "ort and amp" --hw cpu``.
 """
@@ -20,10 +20,11 @@ WORK = {
 }
 
 AMP = "fp16"
-"""Here mixed precision is fp16 on any device: ONNX Runtime has no bf16 arithmetic on CPUs and gaps in it on GPUs."""
+"""This suite uses fp16 for mixed precision on every device. ONNX Runtime has no bf16 arithmetic on CPUs and lacks some
+bf16 kernels on GPUs."""
 
 FULL_PRECISION_ONLY = {"ortmodule"}
-"""On a CPU, autocast gives a layer norm 16-bit inputs and fp32 weights, which ORTModule takes for an invalid graph."""
+"""On a CPU, autocast gives a layer norm 16-bit inputs and fp32 weights. ORTModule rejects that as an invalid graph."""
 
 ROWS: dict[str, tuple[str | None, bool]] = {
     "eager": (None, False),
@@ -31,12 +32,12 @@ ROWS: dict[str, tuple[str | None, bool]] = {
     **{name: (name, False) for name in GRAPHS},
     **{f"{name}-amp": (name, True) for name in GRAPHS if name not in FULL_PRECISION_ONLY},
 }
-"""Name of a row -> its key in :data:`GRAPHS`, and whether it is mixed precision."""
+"""Name of a row -> (its key in :data:`GRAPHS`, whether it trains in mixed precision)."""
 
 HEADLINE = [row for row, (graph, _) in ROWS.items() if graph is None or GRAPHS[graph].headline]
 
 SMOKE = [row for row in HEADLINE if row != "inductor-amp"]
-"""A second compilation is what a small machine has least time for, but under ``--grid full``."""
+"""Without the second compiled row: compilation is the slowest part on a small machine. ``--grid full`` includes it."""
 
 
 @pytest.mark.profiles(
@@ -44,7 +45,7 @@ SMOKE = [row for row in HEADLINE if row != "inductor-amp"]
         "smoke": {"headline": SMOKE, "full": list(ROWS), "published": SMOKE},
         "seed": {"headline": HEADLINE, "full": list(ROWS), "published": list(ROWS)},
     },
-    # The published page names 512 and gives figures that only a far shorter sequence allows.
+    # The published page says 512, but its figures are only possible with a far shorter sequence.
     sequence={"smoke": [32], "seed": [512, 128]},
     mesh={"smoke": ["dp2"], "seed": {"headline": ["dp4"], "full": ["dp4", "dp1"], "published": ["dp4"]}},
 )

@@ -1,7 +1,8 @@
-"""TFLOPS of single transformer layers, beside those of the products that they are made of.
+"""TFLOPS of single transformer layers, and TFLOPS of the matrix and vector products that layers consist of.
 
-``pytest bench_tests -k "layer and bert" --hw h200``. ``--grid full`` runs every published batch and sequence,
-``--grid published`` the same the way it was published: eager attention, fp16, and its counting.
+Run a part of it: ``pytest bench_tests -k "layer and bert" --hw h200``. ``--grid full`` runs every published batch and
+sequence. ``--grid published`` runs the same shapes with the published set-up: eager attention, fp16 and the published
+FLOP counting.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DIMENSIONS = {
     "smoke": {"hidden": 64, "heads": 2, "ffn": 256},
     "seed": {"hidden": 1024, "heads": 16, "ffn": 4096},
 }
-"""seed: BERT-large, GPT-2-medium and T5-large have layers of one size."""
+"""The layers of BERT-large, GPT-2-medium and T5-large all have the ``seed`` dimensions."""
 
 RUNS = {
     "smoke": smoke(),
@@ -50,11 +51,12 @@ VECTOR_SIZES = {
         "published": [2**26, 2**27, 2**28],
     },
 }
-"""seed: three vectors of the smallest in 16 bits are 400 MB, more than a device of the hardware table has of cache."""
+"""Three 16-bit vectors of the smallest seed size take 400 MB. No device in the hardware table has a cache that large.
+"""
 
 
-# Every product of a layer has aligned sizes, so that Inductor has no padding to time: the kernels of all compiled rows
-# were the same on two machines with H200s.
+# All products of a layer have aligned sizes, so Inductor has no padding to benchmark. Two machines with H200s therefore
+# ran the same kernels in all compiled rows.
 @pytest.mark.gate("kernels", generated=False)
 @pytest.mark.profiles(run=RUNS)
 def test_layer(
@@ -67,9 +69,9 @@ def test_layer(
     grid: str,
     run: Run,
 ) -> None:
-    """A layer computes what it is counted for, as fast as before."""
+    """A layer runs the FLOPs that its formula counts, as fast as before."""
     if find_mode(run.mode).graphed and hardware.kind != "cuda":
-        pytest.skip(f"CUDA graphs need a CUDA device, and {hardware.device_name} is none")
+        pytest.skip(f"CUDA graphs need a CUDA device, and {hardware.device_name} is not one")
     bench(
         "bench_tests.steps.layer:layer_pass",
         mesh=mesh,
@@ -85,7 +87,7 @@ def test_layer(
 def test_matrix_product(
     bench: Callable[..., object], mesh: MeshShape, plan: Plan | None, hardware: Hardware, precision: str, size: int
 ) -> None:
-    """The most that a layer could reach: one large product in each number format that the device has."""
+    """One large matrix product in each number format that the device supports: the upper bound for a layer's TFLOPS."""
     _skip_without(hardware, precision)
     bench("bench_tests.steps.layer:matrix_product", mesh=mesh, plan=plan, precision=precision, size=size)
 
@@ -95,12 +97,15 @@ def test_matrix_product(
 def test_vector_product(
     bench: Callable[..., object], mesh: MeshShape, plan: Plan | None, hardware: Hardware, precision: str, size: int
 ) -> None:
-    """Memory bandwidth, which everything in a layer that is no matrix product lives on."""
+    """One element-wise product: its memory bandwidth limits everything in a layer that is not a matrix product."""
     _skip_without(hardware, precision)
     bench("bench_tests.steps.layer:vector_product", mesh=mesh, plan=plan, precision=precision, size=size)
 
 
 def _skip_without(hardware: Hardware, dtype: str) -> None:
-    """A CPU multiplies single fp8 matrices too, if slowly, though nothing trains in them there."""
+    """Skip a number format that the device does not support.
+
+    A CPU may run fp8: it multiplies single fp8 matrices, slowly, although no model trains in fp8 there.
+    """
     if not hardware.has(dtype) and (hardware.kind, dtype) != ("cpu", "fp8"):
-        pytest.skip(f"{hardware.device_name} has no {dtype} products")
+        pytest.skip(f"{hardware.device_name} does not support {dtype} products")

@@ -1,4 +1,4 @@
-"""Mixed precision: BERT pre-training in every number format of matrix products, eager and compiled, on more and more
+"""Mixed precision: BERT pre-training in every number format for matrix products, eager and compiled, on one to four
 devices.
 
 Run a part of it: ``pytest bench_tests -k "mixed_precision and bf16" --hw h200``.
@@ -27,7 +27,7 @@ WORK = {
 
 @pytest.fixture
 def precision(precision: str) -> str:
-    """A number format that this device has, and a library trains in."""
+    """A number format that the device supports and that an installed library can train in."""
     if precision == "fp8" and find_spec("torchao") is None:
         pytest.skip("fp8 needs torchao: pip install torchao")
     return precision
@@ -38,7 +38,7 @@ def precision(precision: str) -> str:
 def test_mixed_precision(
     bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, precision: str
 ) -> None:
-    """Any number of devices trains as one does in the same format."""
+    """Training on several devices matches training on one device in the same number format."""
     train(bench, mesh, profile, plan, precision)
 
 
@@ -54,7 +54,7 @@ def test_mixed_precision_compiled(
     plan: Plan | None,
     precision: str,
 ) -> None:
-    """The compiled model computes what the eager one does in the same format."""
+    """The compiled model computes what the eager model computes in the same number format."""
     if missing := find_graph("inductor").missing(hardware.kind):
         pytest.skip(missing)
     train(bench, mesh, profile, plan, precision, graph="inductor")

@@ -1,7 +1,7 @@
-"""3D parallelism: one GPT under every split into tensor, pipeline and data parallelism, by three libraries.
+"""3D parallelism: one GPT under every split into tensor, pipeline and data parallelism, in three libraries.
 
-Run a part of it: ``pytest bench_tests -k "megatron and pp2" --hw h200``. ``--grid full`` has splits over two and eight
-devices too.
+Run a part of it: ``pytest bench_tests -k "megatron and pp2" --hw h200``. ``--grid full`` adds splits over two and eight
+devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware.resolve import Hardware
 
 GLOBAL_BATCH = 4
-"""Samples a step: fixed, so that a mesh with fewer replicas gives each more micro-batches."""
+"""Samples a step. The number is fixed, so a mesh with fewer replicas gives each replica more micro-batches."""
 
 WORK = {
     "smoke": {"model": "gpt-tiny", "sequence": 32, "micro_batch": 2},
@@ -26,7 +26,10 @@ WORK = {
 
 
 def rows(*meshes: str, schedules: Sequence[str | None] | None = None) -> list[Any]:
-    """Engine, schedule and mesh of every row that an engine has on ``meshes``, of ``schedules`` only where given."""
+    """Parameters of every row that the engines have on ``meshes``: engine, schedule and mesh.
+
+    ``schedules`` limits the rows to these schedules; ``None`` means all.
+    """
     return [
         pytest.param(engine, schedule, mesh, id="-".join(filter(None, (engine, schedule, mesh))))
         for mesh in meshes
@@ -37,13 +40,14 @@ def rows(*meshes: str, schedules: Sequence[str | None] | None = None) -> list[An
 
 
 PUBLISHED = rows("dp4", "dp2-tp2", "tp4", "dp2-pp2", "pp4", "tp2-pp2") + rows("tp4-pp4", schedules=["1f1b"])
-"""The published TP × PP on four devices, dp taking what is left; the last of them needs sixteen."""
+"""The published TP × PP splits of four devices; data parallelism takes the remaining devices. The last split needs
+sixteen devices."""
 
 ROWS = {
     "smoke": rows("tp2", "pp2") + rows("tp2-pp2", "tp4-pp4", schedules=["1f1b"]),
     "seed": {
         "headline": PUBLISHED,
-        # Two devices, where no more are, and three dimensions at once.
+        # Two devices, for smaller machines, and all three kinds of parallelism at once.
         "full": PUBLISHED + rows("dp2", "tp2", "pp2") + rows("dp2-tp2-pp2", schedules=["1f1b"]),
         "published": PUBLISHED,
     },
@@ -61,7 +65,7 @@ def test_parallel_3d(
     amp: str,
     hardware: Hardware,
 ) -> None:
-    """Whatever the split, training is that of one unsharded process on the same samples."""
+    """Training under every split matches training in one unsharded process on the same samples."""
     if reason := ENGINES[engine].missing(hardware.kind, amp):
         pytest.skip(reason)
     bench(

@@ -1,10 +1,10 @@
-"""Scaling efficiency: BERT pre-training under ZeRO-1 in bf16 on more and more devices.
+"""Scaling efficiency: BERT pre-training with ZeRO-1 in bf16 on a growing number of devices.
 
-*weak*: each device does the same work whatever their number, so the global batch grows with them. *strong*: the global
-batch stays, and each device gets a smaller part of it.
+In *weak* scaling each device does the same work, so the global batch grows with the number of devices. In *strong*
+scaling the global batch is fixed, so each device gets a smaller part of it.
 
-Run a part of it: ``pytest bench_tests -k "scaling and weak" --hw h200``. ``--grid published`` runs whole nodes of
-eight.
+Run a part of it: ``pytest bench_tests -k "scaling and weak" --hw h200``. ``--grid published`` runs whole nodes of eight
+devices.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ STRATEGY = "zero1"
 
 
 def learning_rate(global_batch: int, *, rate: float = 0.0015, at: int = 64 * 384) -> float:
-    """Proportional to the global batch (samples a step): ``rate`` for a batch of ``at``.
+    """The learning rate for a global batch, in samples a step: proportional to the batch, and ``rate`` at a batch of
+    ``at``.
 
-    The defaults are those of BERT-1.5B as published: 0.0015 on 64 accelerators of 16 × 24 samples each, and 0.003 on
-    128. The rule itself, and the gradual warm-up from the rate of one device that belongs to it: P. Goyal et al.,
-    "Accurate, large minibatch SGD", arXiv 1706.02677.
+    The defaults are the published values for BERT-1.5B: 0.0015 on 64 accelerators with 16 × 24 samples each, and 0.003
+    on 128 accelerators. The linear rule, and the gradual warm-up from the rate of one device that belongs to it, come
+    from P. Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677.
     """
     return float(f"{rate * global_batch / at:.6g}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """``micro_batches`` of ``micro_batch`` samples each is the work of a device in weak scaling, and of all devices
-    together in strong scaling. ``rate`` and ``at`` are those of :func:`learning_rate`."""
+    """What one row trains on.
+
+    In weak scaling each device takes ``micro_batches`` micro-batches of ``micro_batch`` samples. In strong scaling all
+    devices together take them. ``rate`` and ``at`` are parameters of :func:`learning_rate`.
+    """
 
     sequence: int
     micro_batch: int
@@ -48,9 +52,9 @@ class Work:
 
 WORK = {
     "bert-tiny": Work(sequence=32, micro_batch=2, micro_batches=4, rate=2e-3, at=16),
-    # The micro-batch is not published: 64 × 128 tokens keep a modern GPU busy, 16 would leave it waiting for its host.
-    # The rate is that of the larger model on as many devices, since at four times its batch four times its rate needs
-    # the warm-up of a whole training.
+    # The micro-batch of BERT-large is not published. 64 × 128 tokens keep a modern GPU busy; with 16 samples the step
+    # would be host-bound. The learning rate is that of BERT-1.5B on as many devices. BERT-large has four times the
+    # batch, and four times the rate would need the warm-up of a whole training.
     "bert-large": Work(sequence=128, micro_batch=64, at=64 * 64 * 24),
     "bert-1.5b": Work(sequence=128, micro_batch=16),
 }
@@ -59,7 +63,7 @@ ONE_NODE = ["dp1", "dp2", "dp4", "dp8"]
 MESHES = {
     "headline": ONE_NODE,
     "full": ONE_NODE,
-    # 1 to 16 nodes, so that the base of an efficiency is one node of eight, as published.
+    # 1 to 16 nodes. As in the published figures, one node of eight devices is the base of every efficiency.
     "published": ["dp8", "dp16", "dp32", "dp64", "dp128"],
 }
 
@@ -72,25 +76,29 @@ MESHES = {
 def test_scaling(
     bench: Callable[..., object], mesh: MeshShape, plan: Plan | None, hardware: Hardware, scaling: str, model: str
 ) -> None:
-    """A step of many micro-batches trains on several devices as on one with nothing to shard, on the same global batch,
-    and on one as torch's own training does, from which weights of 16 bits lead away."""
+    """A step of many micro-batches trains correctly.
+
+    On several devices the row must match ZeRO-1 on one device with the same global batch. On one device the row must
+    match torch's own training, within the tolerance of 16-bit weights.
+    """
     if not hardware.has("bf16"):
-        pytest.skip(f"{hardware.device_name} has no bf16 products")
+        pytest.skip(f"{hardware.device_name} does not support bf16 products")
     work = WORK[model]
     if scaling == "strong" and work.micro_batches % mesh.dp:
-        pytest.skip(f"{work.micro_batches} micro-batches cannot be dealt to {mesh.dp} devices")
+        pytest.skip(f"{work.micro_batches} micro-batches cannot be split equally over {mesh.dp} devices")
     on_each = work.micro_batches if scaling == "weak" else work.micro_batches // mesh.dp
     batch = work.micro_batch * on_each * mesh.dp
     truth: dict[str, Any] = {"reference": {"micro_batches": on_each * mesh.dp}, **tolerance().options}
     if mesh.dp == 1:
         truth = {"reference": {"strategy": "reference"}, **tolerance(STRATEGY).options}
-    # The rate rises with each step by what it does on one device, up to that of all devices together.
+    # During warm-up the rate rises in each step as much as it does on one device, until it reaches the full rate of all
+    # devices.
     rising = find_model(model).warmup_steps * mesh.dp
     warmup = {"warmup_steps": rising} if scaling == "weak" and mesh.dp > 1 else {}
     bench(
         "bench_tests.steps.train:train_step",
         mesh=mesh,
-        # A step takes seconds; twelve of them are as many as the reference has.
+        # A step takes seconds. The reference has twelve steps, so twelve are enough here.
         plan=plan or Plan(warmup=4, min_steps=8, window_s=5.0),
         **truth,
         model=model,

@@ -1,6 +1,6 @@
-"""Distributed memory optimisation: the same training with less and less of the model on each rank.
+"""Sharding: the same training while each rank stores less and less of the model.
 
-Run a part of it: ``pytest bench_tests -k zero --hw h200``. The published comparison has four devices; ``--grid full``
+Run a part of it: ``pytest bench_tests -k zero --hw h200``. The published comparison uses four devices; ``--grid full``
 adds two and eight.
 """
 
@@ -42,7 +42,7 @@ def test_sharding(
     full: str,
     strategy: str,
 ) -> None:
-    """Every strategy trains as one unsharded process does on the same samples."""
+    """Every strategy trains like one unsharded process on the same samples."""
     row = STRATEGIES[strategy]
     precision = amp if row.amp else full
     if missing := row.missing(hardware.kind, precision):

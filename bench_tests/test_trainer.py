@@ -1,6 +1,6 @@
-"""Masked-LM pre-training through transformers' ``Trainer``: time to train and to evaluate.
+"""Masked-LM pre-training through transformers' ``Trainer``: time to train and time to evaluate.
 
-Run a part of it: ``pytest bench_tests -k "trainer and bf16 and dp4" --hw h200``; ``--grid full`` runs every published
+Run a part of it: ``pytest bench_tests -k "trainer and bf16 and dp4" --hw h200``. ``--grid full`` runs every published
 batch. See docs/trainer.md.
 """
 
@@ -28,32 +28,36 @@ EVAL_SAMPLES = {"smoke": 16, "seed": 1024}
 EPOCHS = 2
 
 LEVERS: dict[str, dict[str, Any]] = {"checkpointing": {"checkpointing": True}, "no-accumulation": {"accumulation": 1}}
-"""Of the published advice what no other row differs by: the grids have pairs for larger batches, 16 bits, compiled
-kernels and more devices."""
+"""The published advice that no other row covers, as parameters of a training. The grids already have rows for larger
+batches, 16-bit formats, compiled kernels and more devices."""
 
 
 @pytest.fixture
 def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
-    """A number format from what the test calls it; skips where the device or ``Trainer`` has no such format."""
+    """The number format that a test's parameter stands for. Skips the test if the device or ``Trainer`` does not
+    support it."""
     if request.param == "full":
         return hardware.full
     if request.param == "fp16" and hardware.kind == "cpu":
-        pytest.skip("Trainer has no fp16 on a CPU")
+        pytest.skip("Trainer does not support fp16 on a CPU")
     if request.param == "bf16" and hardware.amp != "bf16":
-        pytest.skip(f"{hardware.device_name} has no bf16")
+        pytest.skip(f"{hardware.device_name} does not support bf16")
     return str(request.param)
 
 
 @pytest.fixture
 def reports(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The parameter that ``--report-to`` adds to a training: one that reports is another case."""
+    """The parameter that ``--report-to`` adds to a training. A training that reports is a case of its own."""
     report_to = request.config.getoption("--report-to")
     return {} if report_to == "none" else {"report_to": report_to}
 
 
 def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
-    """A training, and the same one on a single rank, which accumulates what the others would have taken. ``levers``
-    replace parameters of the first."""
+    """Parameters of a training, and of its reference on a single rank.
+
+    The reference accumulates the batches of all ranks. ``levers`` replace parameters of the training. The reference
+    always runs without checkpointing.
+    """
     accumulation = levers.get("accumulation", ACCUMULATION[profile])
     without = {"checkpointing": False} if "checkpointing" in levers else {}
     reference = {"accumulation": accumulation * ranks, "report_to": "none", **without}
@@ -68,7 +72,7 @@ def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
 
 
 def whole_run(profile: str, ranks: int) -> dict[str, Any]:
-    """The same, and a whole run after it."""
+    """Parameters of :func:`train`, followed by a whole run of ``Trainer``."""
     work = train(profile, ranks)
     samples = work.pop("samples")
     return {
@@ -81,7 +85,7 @@ def whole_run(profile: str, ranks: int) -> dict[str, Any]:
 
 
 def evaluation(profile: str, ranks: int) -> dict[str, Any]:
-    """An evaluation, which is as large whatever the number of ranks."""
+    """Parameters of an evaluation. It has the same number of samples for any number of ranks."""
     return {
         "builder": "bench_tests.steps.hf_trainer:trainer_eval",
         "samples": EVAL_SAMPLES[profile],
@@ -100,7 +104,7 @@ def test_trainer_train(
     batch: int,
     reports: dict[str, str],
 ) -> None:
-    """Distributed data parallelism trains as one rank does that accumulates more."""
+    """Distributed data parallelism trains like one rank that accumulates the batches of all ranks."""
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **train(profile, mesh.dp), **reports)
 
 
@@ -109,8 +113,8 @@ def test_trainer_train(
 def test_trainer_lever(
     bench: Callable[..., object], mesh: MeshShape, profile: str, plan: Plan | None, amp: str, lever: str, batch: int
 ) -> None:
-    """One lever more or less than in the same row of :func:`test_trainer_train`, with which it makes a pair for the
-    table of what one change made."""
+    """One lever differs from the same row of :func:`test_trainer_train`. Both rows form a pair for the table of single
+    changes."""
     bench(mesh=mesh, plan=plan, precision=amp, batch=batch, **train(profile, mesh.dp, **LEVERS[lever]))
 
 
@@ -133,7 +137,7 @@ def test_trainer_run(
     batch: int,
     reports: dict[str, str],
 ) -> None:
-    """A whole run, whose figures ``Trainer`` itself logs: two epochs with an evaluation after each."""
+    """A whole run of two epochs with an evaluation after each. ``Trainer`` itself logs its figures."""
     bench(mesh=mesh, plan=plan, precision=precision, batch=batch, **whole_run(profile, mesh.dp), **reports)
 
 
@@ -150,7 +154,8 @@ def test_trainer_data_parallel(
     precision: str,
     batch: int,
 ) -> None:
-    """``nn.DataParallel``: what ``Trainer`` does in one process that sees several GPUs. ``mesh`` says how many."""
+    """``nn.DataParallel``, which ``Trainer`` uses in one process that sees several GPUs. ``mesh`` gives the number of
+    GPUs."""
     if hardware.kind != "cuda":
         pytest.skip(f"nn.DataParallel needs {mesh.dp} GPUs, and this is a {hardware.kind} device")
     work = {"train": train, "eval": evaluation, "run": whole_run}[phase](profile, mesh.dp)

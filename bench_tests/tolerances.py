@@ -1,6 +1,6 @@
-"""How far the losses of a row may be from those of the unsharded model, and what was seen: one table.
+"""How far the losses of a row may be from the unsharded model's losses, and how far correct rows were observed to be.
 
-Ranks do not import this module, so that another tolerance makes no stored row stale.
+Ranks do not import this module, so a changed tolerance makes no stored row stale.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from pytest_trainbench.judge.validity import LOSS_STEPS
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """``allowed``: largest distance of a loss from the reference's, as a fraction of how far the reference's loss falls
-    over the compared steps. ``seen``: the largest distance that a correct row showed, as the same fraction, and
-    ``where``. ``steps``: the first and the last step whose losses are compared, from 1 on."""
+    """A limit for the loss deviation of a row, with the evidence for it.
+
+    Deviations are fractions of the fall of the reference's loss over the compared steps. ``allowed`` is the largest
+    deviation that passes. ``seen`` is the largest deviation of a correct row, and ``where`` names the hardware of that
+    row. ``steps`` are the first and the last compared step; step 1 is the first step of a training. Raises
+    ``ValueError`` if ``seen`` is not below ``allowed``.
+    """
 
     allowed: float
     seen: float
@@ -25,22 +29,22 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         if not self.seen < self.allowed:
-            raise ValueError(f"a tolerance of {self.allowed:g} is below what was seen, {self.seen:g}")
+            raise ValueError(f"tolerance {self.allowed:g} must be above the deviation of correct rows, {self.seen:g}")
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the fixture ``bench`` is told of it."""
+        """Keyword arguments for the fixture ``bench``."""
         return {"loss_tolerance": self.allowed, "loss_steps": self.steps}
 
 
 SAME_FORMATS = Tolerance(allowed=0.005, seen=0.0012, where="H100, H200")
-"""Of everything that computes in the formats of the reference, and only in another order."""
+"""For rows that compute in the number formats of the reference, in another order."""
 
 WEIGHTS_OF_16_BITS = Tolerance(allowed=0.01, seen=0.0047, where="H200")
-"""Of what computes with 16-bit weights where autocast keeps some layers in fp32."""
+"""For rows with 16-bit weights in layers that autocast keeps in fp32."""
 
 ROUNDED = Tolerance(allowed=0.05, seen=0.02, where="small models on a CPU")
-"""Of gradients that are rounded to 16 bits before they are added up, and of kernels that round elsewhere."""
+"""For rows that round gradients to 16 bits before they add them up, and for kernels that round at other points."""
 
 TOLERANCES: dict[str, Tolerance] = {
     "fairscale-fsdp": WEIGHTS_OF_16_BITS,
@@ -52,42 +56,44 @@ TOLERANCES: dict[str, Tolerance] = {
     "zero3": WEIGHTS_OF_16_BITS,
     "megatron": WEIGHTS_OF_16_BITS,
     "deepspeed": WEIGHTS_OF_16_BITS,
-    # Bilinear upsampling adds gradients up in any order (torch's backward pass of it uses atomic additions).
+    # Bilinear upsampling adds gradients up in a random order: torch's backward pass uses atomic additions.
     "pytorch_unet": Tolerance(allowed=0.02, seen=0.0057, where="H200"),
-    # DDP times its first ten steps with events, which cannot be part of a graph: it is recorded later, and compared
-    # for some steps more.
+    # DDP times its first ten steps with events, which a CUDA graph cannot contain. The row is therefore recorded later,
+    # and its losses are compared over more steps.
     "recorded-ddp": Tolerance(allowed=0.005, seen=0.0012, where="H200", steps=(1, 16)),
     "compiled-ddp": ROUNDED,
     "compiled-autograd": ROUNDED,
     "bf16-gradients": ROUNDED,
     "fp16-gradients": ROUNDED,
-    # What follows loses information.
+    # PowerSGD compresses gradients with loss.
     "powersgd": Tolerance(allowed=0.3, seen=0.1, where="small models on a CPU"),
-    # Another computation: all that is asked is that it has come a good part of the way.
+    # Local SGD computes something else. The row only has to show a good part of the reference's fall.
     "local-sgd": Tolerance(allowed=0.7, seen=0.3, where="small models on a CPU"),
-    # One float8 gradient that is rounded the other way is 25 % off.
+    # A float8 gradient that is rounded the other way is 25 % off.
     "fp8": Tolerance(allowed=0.015, seen=0.0045, where="H100, H200"),
     "compiled-fp8": Tolerance(allowed=0.05, seen=0.0221, where="H100"),
 }
-"""By the name of a strategy, an engine, a model or a number format; :data:`SAME_FORMATS` for all others."""
+"""Name of a strategy, engine, model or number format -> its tolerance. :data:`SAME_FORMATS` applies to all other names.
+"""
 
 
 def tolerance(*names: str) -> Tolerance:
-    """The widest tolerance that one of ``names`` has in :data:`TOLERANCES`, over the most steps that one asks for."""
+    """The widest tolerance that :data:`TOLERANCES` has for any of ``names``, over the largest number of steps of any of
+    them."""
     known = [TOLERANCES[name] for name in names if name in TOLERANCES] or [SAME_FORMATS]
     widest = max(known, key=lambda each: each.allowed)
     return replace(widest, steps=max(each.steps for each in known))
 
 
 LEAP = 0.3
-"""Largest rise of a loss that still counts as a steady fall. Two batches of a small model differ by up to 0.25; the
-losses of a training that was thrown off rose by 1 to 6 times their fall."""
+"""Largest rise of a loss, as a fraction of its fall, that still counts as a steady fall. Two batches of a small model
+differ by up to 0.25. In trainings that diverged for a while, losses rose by 1 to 6 times their fall."""
 
 
 def leap(losses: Sequence[float]) -> float:
-    """The largest rise of a loss above the lowest before it, as a fraction of how far all of them fell.
+    """The largest rise of a loss above the lowest loss before it, as a fraction of the total fall of ``losses``.
 
-    Raises ``ValueError`` where they did not fall.
+    Raises ``ValueError`` if the losses did not fall.
     """
     lowest, rise = losses[0], 0.0
     for loss in losses:

@@ -220,7 +220,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     title = "ONNX Runtime graph optimisation"
     assert found == {
         "cpu": None,
-        "cuda": f"{title} needs what is not installed here: pip install onnxruntime-gpu",
+        "cuda": f"{title} needs packages that are not installed here: pip install onnxruntime-gpu",
         "hpu": f"{title} works on cpu and cuda, not on hpu",
     }
     assert find_graph("inductor").missing("hpu") is None

@@ -228,7 +228,7 @@ def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
         ({"mode": "graphed"}, "mode 'graphed' needs a CUDA device, and this one is a cpu"),
         (
             {"direction": "fwd", "counting": "published"},
-            "counting 'published' differs from 'exact' in the backward pass, and direction is 'fwd'",
+            "counting 'published' needs a backward pass, and direction 'fwd' has none: use 'fwd_bwd'",
         ),
     ],
 )

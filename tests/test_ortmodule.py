@@ -30,7 +30,7 @@ def test_another_package_of_onnx_runtime_is_not_taken_for_it(monkeypatch: pytest
     monkeypatch.setattr("bench_tests.graphs._is_installed", lambda package: package != "onnxruntime-training")
 
     assert ORTMODULE.missing("cpu") == (
-        "ONNX Runtime's ORTModule needs what is not installed here: pip install onnxruntime-training"
+        "ONNX Runtime's ORTModule needs packages that are not installed here: pip install onnxruntime-training"
     )
     assert ORTMODULE.missing("cuda") == "ONNX Runtime's ORTModule works on cpu, not on cuda"
 

@@ -152,10 +152,10 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp
             ({"engine": engine, "precision": "fp8"}, "precision 'fp8' is unknown to the engines; known: fp32, tf32")
             for engine in ("torch", "reference")
         ),
-        ({"engine": "torch", "micro_batch": 3}, "4 samples cannot be dealt to 1 replicas, 3 at a time"),
+        ({"engine": "torch", "micro_batch": 3}, "4 samples cannot be split over 1 replicas, 3 at a time"),
         (
             {"engine": "torch", "mesh": "pp3", "schedule": "1f1b"},
-            "4 layers cannot be dealt equally to 3 pipeline stages",
+            "4 layers cannot be split equally into 3 pipeline stages",
         ),
     ],
 )

@@ -102,12 +102,12 @@ def test_a_strategy_whose_steps_are_not_all_alike_is_refused(monkeypatch: pytest
     every_fourth = Trainee(run=lambda: None, parameters=tuple, replicated=False, period=4)
     monkeypatch.setattr(accelerated_ddp, "local_sgd", lambda *_, **__: every_fourth)
     recipe = Recipe(precision="bf16", learning_rate=1.0, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="local_sgd does not do the same in every step, and one recording is replayed"):
+    with pytest.raises(ValueError, match="local_sgd cannot be recorded, because its steps are not all alike"):
         recorded.recorded(Mock(), Mock(), recipe, of="bench_tests.strategies.accelerated_ddp:local_sgd", eager_steps=4)
 
 
 def test_a_step_in_fp16_is_refused() -> None:
-    sentence = "a step in fp16 cannot be recorded: its gradient scaler waits for the device"
+    sentence = "a CUDA graph cannot contain an fp16 step: the gradient scaler waits for the device"
     with pretended("dp1") as mesh, pytest.raises(ValueError, match=sentence):
         train_step(mesh, strategy="recorded-ddp", **{**WORK, "precision": "fp16"})
 
@@ -116,7 +116,7 @@ def test_a_step_in_fp16_is_refused() -> None:
     ("kind", "precision", "missing"),
     [
         ("cuda", "bf16", None),
-        ("cuda", "fp16", "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"),
+        ("cuda", "fp16", "a CUDA graph cannot contain an fp16 step: the gradient scaler waits for the device"),
         ("cpu", "bf16", "CUDA graphs need a CUDA device, and the devices here are of kind cpu"),
         ("xpu", "bf16", "CUDA graphs need a CUDA device, and the devices here are of kind xpu"),
     ],

@@ -89,7 +89,7 @@ def test_a_mode_of_the_caller_sees_the_pieces_of_the_work_that_it_waits_for() ->
 def test_work_that_ends_has_no_next_step() -> None:
     turns = Turns(lambda: None, CPU)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="the work is at its end"):
+        with pytest.raises(RuntimeError, match="the work has ended"):
             turns.step()
 
 
@@ -249,13 +249,13 @@ def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) 
     [
         (
             "trainer_train", 2, {"accumulation": 3, "samples": 16},
-            "training with 16 samples is no whole number of steps of 12",
+            "training with 16 samples is not a whole number of steps of 12",
         ),
-        ("trainer_eval", 1, {"samples": 3}, "evaluation with 3 samples is no whole number of steps of 2"),
-        ("trainer_eval", 2, {"samples": 8, "devices": 2}, "DataParallel is one rank with several devices, not 2 ranks"),
-        ("trainer_eval", 1, {"samples": 8, "devices": 2}, "nn.DataParallel over 2 GPUs, and 0 are here"),
-        ("trainer_eval", 1, {"samples": 8, "precision": "fp16"}, "Trainer has no fp16 on a CPU: take bf16"),
-        ("trainer_eval", 1, {"samples": 8, "model": "gpt-tiny"}, "masked language model here, and 'gpt-tiny' is none"),
+        ("trainer_eval", 1, {"samples": 3}, "evaluation with 3 samples is not a whole number of steps of 2"),
+        ("trainer_eval", 2, {"samples": 8, "devices": 2}, "needs one rank with several devices, not 2 ranks"),
+        ("trainer_eval", 1, {"samples": 8, "devices": 2}, "nn.DataParallel needs 2 GPUs, and torch sees 0"),
+        ("trainer_eval", 1, {"samples": 8, "precision": "fp16"}, "Trainer does not support fp16 on a CPU: use bf16"),
+        ("trainer_eval", 1, {"samples": 8, "model": "gpt-tiny"}, "only DeBERTa models here, and 'gpt-tiny' is not one"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together_is_refused_in_a_sentence(

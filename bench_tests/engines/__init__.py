@@ -1,13 +1,14 @@
 """The libraries that split one GPT along all three axes, by name. An engine is a function and its row here.
 
-A function takes the whole model, the mesh (axes ``pp``, ``dp``, ``tp``; one that is missing has one rank), the recipe
-and how a step is cut, and gives back a :class:`~bench_tests.training.recipe.Trainee`::
+An engine's function returns a :class:`~bench_tests.training.recipe.Trainee`. It takes the whole model, the mesh, the
+recipe, and how a step is split::
 
     engine(model, mesh, recipe, *, micro_batches, micro_batch, schedule, **options)
 
-It takes its rank's share of the model's weights, so that whatever the split, training starts from the same ones. The
-trainee's ``run`` gets the ``micro_batches × micro_batch`` samples of this rank's data-parallel position and gives
-their mean loss on every rank that holds the end of the model, else ``None``.
+The mesh has axes ``pp``, ``dp`` and ``tp``; a missing axis has one rank. The function takes its rank's share of the
+model's weights, so training starts from the same weights under every split. The trainee's ``run`` takes the
+``micro_batches × micro_batch`` samples of the rank's data-parallel position. It returns their mean loss on every rank
+that holds the end of the model, and ``None`` on other ranks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 class Schedule:
     """An order of forward and backward passes over the stages of a pipeline.
 
-    Each rank holds ``chunks`` stages. ``weights_apart``: the gradients of weights are computed apart from those of
-    activations, which fills bubbles; ``mirrored``: the second chunks are dealt in reverse, so that the first rank also
-    holds the end of the model (a V).
+    Each rank holds ``chunks`` stages. With ``weights_apart`` the gradients of weights are computed separately from the
+    gradients of activations, which fills bubbles. With ``mirrored`` the second chunks go to the ranks in reverse order,
+    so the first rank also holds the end of the model (a V).
     """
 
     title: str
@@ -39,7 +40,7 @@ class Schedule:
     mirrored: bool = False
 
     def stages(self, rank: int, ranks: int) -> list[int]:
-        """The stages that ``rank`` holds, of ``chunks × ranks`` in all."""
+        """The stages that ``rank`` holds, out of ``chunks × ranks`` stages."""
         return [
             chunk * ranks + (ranks - 1 - rank if self.mirrored and chunk % 2 else rank) for chunk in range(self.chunks)
         ]
@@ -56,9 +57,11 @@ SCHEDULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Method):
-    """``schedules`` are the keys of :data:`SCHEDULES` that it has. ``tensor_parallel`` is whether it splits layers;
-    ``only_tensor_parallel``, whether the row differs from another one there alone. ``module`` must be importable for
-    the row to run, and comes with the ``extra`` of this distribution.
+    """A library that splits the GPT.
+
+    ``schedules`` are the engine's keys in :data:`SCHEDULES`. ``tensor_parallel`` says whether the engine splits layers.
+    ``only_tensor_parallel`` says whether the row differs from another row only where layers are split; the row then
+    runs only there. ``module`` must be importable, and the ``extra`` of this distribution installs it.
     """
 
     schedules: Sequence[str]
@@ -68,19 +71,24 @@ class Engine(Method):
     extra: str = "suite"
 
     def missing(self, device_kind: str, precision: str) -> str | None:
-        """Why the row cannot train in this number format on devices of this kind, or what to install first; ``None``
-        where it can. Found out without importing anything large."""
+        """Why the row cannot train in this number format on this kind of device, or what to install first.
+
+        ``None`` if the row can train. The check imports nothing large.
+        """
         try:
             found = find_spec(self.module) is not None
-        except ModuleNotFoundError:  # a package above it
+        except ModuleNotFoundError:  # a parent package is missing
             found = False
         if not found:
             return f"{self.module} is not installed: pip install 'pytest-trainbench[{self.extra}]'"
         return super().missing(device_kind, precision)
 
     def schedules_on(self, mesh: MeshShape) -> list[str | None]:
-        """What to run on ``mesh``: every schedule where there is a pipeline, ``None`` for the one case of a mesh
-        without, nothing where the engine has no such split."""
+        """The schedules to run on ``mesh``.
+
+        All of the engine's schedules on a mesh with a pipeline; ``[None]`` on a mesh without one; nothing if the engine
+        does not support the split.
+        """
         if self.only_tensor_parallel if mesh.tp == 1 else not self.tensor_parallel:
             return []
         return list(self.schedules) if mesh.pp > 1 else [None]
@@ -115,7 +123,7 @@ ENGINES = {
     ),
 }
 
-# Where DTensor splits layers, its host takes several times as long as the device.
+# With DTensor-split layers a step takes the host several times as long as the device.
 ENGINES |= {
     f"{name}-recorded": recorded_row(
         ENGINES[name],
@@ -129,19 +137,19 @@ ENGINES |= {
 
 
 def find_engine(name: str) -> Engine:
-    """The row called ``name``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown; known: {', '.join(ENGINES)}, and reference on one rank")
     return ENGINES[name]
 
 
 def axis(mesh: DeviceMesh, name: str) -> DeviceMesh | None:
-    """The mesh along one axis, or ``None`` where nothing is split over it."""
+    """The mesh along one axis, or ``None`` if nothing is split over that axis."""
     return mesh[name] if name in (mesh.mesh_dim_names or ()) and mesh[name].size() > 1 else None
 
 
 def share_of(layers: int, stage: int, stages: int) -> slice:
-    """The layers of one of ``stages`` equal stages. Raises ``ValueError`` where they cannot be equal."""
+    """The layers of one of ``stages`` equal stages. Raises ``ValueError`` if the stages cannot be equal."""
     if layers % stages:
-        raise ValueError(f"{layers} layers cannot be dealt equally to {stages} pipeline stages")
+        raise ValueError(f"{layers} layers cannot be split equally into {stages} pipeline stages")
     return slice(stage * layers // stages, (stage + 1) * layers // stages)

@@ -1,4 +1,4 @@
-"""Pipeline and data parallelism with DeepSpeed's ``PipelineModule``. It has no tensor parallelism of its own."""
+"""Pipeline and data parallelism with DeepSpeed's ``PipelineModule``, which has no tensor parallelism of its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from bench_tests.training.recipe import Recipe, Trainee
 def deepspeed_pipeline(
     model: GPT, mesh: DeviceMesh, recipe: Recipe, *, micro_batches: int, micro_batch: int, schedule: str | None
 ) -> Trainee:
-    """``schedule`` is 1F1B, the only one there. Ranks are numbered as in our mesh: neighbours share dp, then pp."""
+    """Train ``model`` with DeepSpeed's pipeline; see :mod:`bench_tests.engines` for the arguments.
+
+    ``schedule`` is always 1F1B, the only schedule of DeepSpeed. DeepSpeed numbers ranks like our mesh: neighbours share
+    dp, then pp.
+    """
     deepspeed_engine.load(recipe.device)
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 
     pp = axis(mesh, "pp")
     stages = 1 if pp is None else pp.size()
-    share_of(len(model.blocks), 0, stages)  # refuses what DeepSpeed would deal unequally
+    share_of(len(model.blocks), 0, stages)  # raises where DeepSpeed would split unequally
     transformer = model.gpt2.transformer
     layers: dict[str, Any] = {"words": transformer.wte, "positions": transformer.wpe, "norm": transformer.ln_f}
     layers |= model.blocks.named_children()
@@ -40,13 +44,14 @@ def deepspeed_pipeline(
         loss_fn=next_token_loss,
         partition_method="type:Block",
     )
-    layers.clear()  # the specifications, which stay, hold those of the other stages too
+    # The layer specifications outlive this function and would keep the layers of all other stages in memory.
+    layers.clear()
 
     engine = deepspeed_engine.initialize(
         pipeline,
         recipe,
         micro_batches=micro_batches,
-        # In 16 bits it adds gradients up in fp32 only where it also shards the optimizer's states over dp.
+        # In 16-bit formats DeepSpeed accumulates gradients in fp32 only if it also shards the optimizer states over dp.
         zero={"stage": 1 if recipe.mixed else 0},
         train_micro_batch_size_per_gpu=micro_batch,
         data_types={"grad_accum_dtype": None if recipe.precision == "fp16" else "fp32"},
@@ -61,7 +66,7 @@ def deepspeed_pipeline(
 
 
 class Words(nn.Module):
-    """The word embedding; the head of the model is the same weight used by :func:`head`."""
+    """The word embedding. The head of the model uses the same weight; see :func:`head`."""
 
     def __init__(self, layers: dict[str, Any]) -> None:
         super().__init__()

@@ -19,10 +19,12 @@ from bench_tests.training.recipe import BETAS, LOSS_SCALE_POWER, WEIGHT_DECAY, R
 def megatron(
     model: GPT, mesh: DeviceMesh, recipe: Recipe, *, micro_batches: int, micro_batch: int, schedule: str | None
 ) -> Trainee:
-    """Parameters in 16 bits, gradients and the optimizer's copy of the parameters in fp32, as Megatron trains.
+    """Train ``model`` as Megatron trains: parameters in 16 bits, gradients and the optimizer's copy of the parameters
+    in fp32.
 
-    Where Transformer Engine is missing, so is its attention, and Megatron's own keeps every matrix of scores: its
-    layers get torch's fused attention here. Its sequence parallelism needs the norms of Apex or Transformer Engine.
+    Without Transformer Engine its fused attention is missing, and Megatron's own attention keeps every matrix of
+    scores. The layers therefore use torch's fused attention. Sequence parallelism is missing, because it needs the
+    norms of Apex or Transformer Engine.
     """
     if recipe.device.type == "cpu":
         from bench_tests.engines import megatron_on_cpu
@@ -39,7 +41,7 @@ def megatron(
 
     tp, pp = ((1 if one is None else one.size()) for one in (axis(mesh, "tp"), axis(mesh, "pp")))
     chunks = SCHEDULES[schedule].chunks if schedule is not None else 1
-    # Ranks are numbered as in our mesh: neighbours share tp, then dp, then pp.
+    # Megatron numbers ranks like our mesh: neighbours share tp, then dp, then pp.
     parallel_state.initialize_model_parallel(tp, pp, chunks if chunks > 1 else None)
 
     number_format = {"bf16": recipe.precision == "bf16", "fp16": recipe.precision == "fp16"}
@@ -59,14 +61,15 @@ def megatron(
         pipeline_dtype=recipe.dtype,
         perform_initialization=False,
         use_cpu_initialization=recipe.device.type == "cpu",
-        # Kernels of Apex and of Transformer Engine.
+        # These three options need kernels of Apex or Transformer Engine.
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         masked_softmax_fusion=False,
-        # Of two ranks, each is the one before and the one behind the other: batched sends would reach the wrong chunk.
+        # With two ranks each rank is both the previous and the next rank of the other. Batched sends would then reach
+        # the wrong chunk.
         overlap_p2p_comm=chunks > 1,
         batch_p2p_comm=chunks == 1,
-        batch_p2p_sync=False,  # for a fault that torch no longer has; it makes the host wait
+        batch_p2p_sync=False,  # works around a fault of old torch versions, and makes the host wait
         **number_format,
     )
     spec = get_gpt_layer_local_spec()
@@ -95,12 +98,12 @@ def megatron(
             lr=recipe.learning_rate,
             clip_grad=0.0,
             params_dtype=recipe.dtype,
-            initial_loss_scale=2.0**LOSS_SCALE_POWER,  # and falls as that of torch.amp
+            initial_loss_scale=2.0**LOSS_SCALE_POWER,  # it then falls like the scale of torch.amp
             hysteresis=1,
             **number_format,
         ),
         parts,
-    ).chained_optimizers  # the chain of this one would compute the norm of all gradients, and the host wait for it
+    ).chained_optimizers  # The chain would compute the norm of all gradients, and the host would wait for it.
     for group in optimizer.param_groups:
         group.update(lr=recipe.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
@@ -112,7 +115,7 @@ def megatron(
     def forward(batches: Iterator[Tensor], part: nn.Module) -> tuple[Tensor, Any]:
         tokens = next(batches)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        # Per token at the end of the model; the last token of a sample has none to predict.
+        # The end of the model returns one loss a token. The last token of a sample has no next token to predict.
         return part(tokens, positions, None, labels=pad(tokens[:, 1:], (0, 1))), loss_of
 
     def run(tokens: Tensor) -> Tensor | None:
@@ -139,19 +142,20 @@ def megatron(
 
 
 def loss_of(per_token: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the predicted tokens, once for backward and once to report."""
+    """Mean loss over the predicted tokens, twice: for backward, and detached for the report."""
     loss = per_token[:, :-1].float().mean()
     return loss, loss.detach().clone()
 
 
 class FusedAttention(nn.Module):
-    """Causal attention for Megatron's layers, without what is not used here: masks, biases, packed samples."""
+    """Causal attention for Megatron's layers. It ignores what this suite does not use: masks, biases and packed
+    samples."""
 
     def __init__(self, **_: Any) -> None:
         super().__init__()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: Any) -> Tensor:
-        """From sequence × samples × heads × head dim to sequence × samples × hidden."""
+        """Attention from sequence × samples × heads × head dim to sequence × samples × hidden."""
         query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         attended = scaled_dot_product_attention(query, key, value, is_causal=True)
         return attended.permute(2, 0, 1, 3).flatten(2)
@@ -165,7 +169,7 @@ LAYER = {
     "mlp.linear_fc1": "mlp.c_fc",
     "mlp.linear_fc2": "mlp.c_proj",
 }
-"""Megatron's names in a layer -> GPT-2's."""
+"""Megatron's name of a layer's module -> GPT-2's name."""
 
 REST = {
     "embedding.word_embeddings.weight": "wte.weight",
@@ -178,7 +182,8 @@ REST = {
 
 @torch.no_grad()
 def copy_weights(model: GPT, part: nn.Module, *, rank: int) -> None:
-    """Give ``part``, a ``GPTModel``, its share of the whole model's weights; ``rank`` is the one on the tensor axis."""
+    """Copy this rank's share of the whole model's weights into ``part``, a ``GPTModel``. ``rank`` is the rank on the
+    tensor axis."""
     transformer = model.gpt2.transformer
     for name, parameter in part.named_parameters():
         if name in REST:
@@ -190,7 +195,8 @@ def copy_weights(model: GPT, part: nn.Module, *, rank: int) -> None:
             whole = transformer.h[megatron_layer.layer_number - 1].get_parameter(f"{LAYER[layer]}.{kind}")
             if whole.dim() == 2:
                 whole = whole.t()  # GPT-2 stores inputs × outputs
-            if layer.endswith("linear_qkv"):  # GPT-2: all queries, all keys, all values; Megatron: head by head
+            # GPT-2 stores all queries, all keys, all values. Megatron stores query, key and value head by head.
+            if layer.endswith("linear_qkv"):
                 heads = model.config.n_head
                 whole = whole.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
         for dim, size in enumerate(parameter.shape):

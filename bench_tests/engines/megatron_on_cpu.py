@@ -1,7 +1,7 @@
 """Megatron-Core on a machine without a GPU, for smoke tests.
 
-It asks ``torch.cuda`` for its device and makes tensors on ``"cuda"`` whatever the device of its model. In its modules
-the name ``torch`` is made to mean a torch whose only device is the CPU.
+Megatron asks ``torch.cuda`` for its device and creates tensors on ``"cuda"``, wherever its model is. This module
+replaces the name ``torch`` in Megatron's modules by a torch whose only device is the CPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _type_on_cuda(tensor: torch.Tensor, *to: Any, **options: Any) -> Any:
 
 
 def enable() -> None:
-    """Make the modules of Megatron-Core that training imports take the CPU for a GPU, in this process."""
+    """Make the modules of Megatron-Core that training imports use the CPU as their GPU, in this process."""
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
@@ -60,5 +60,5 @@ def enable() -> None:
         if name.startswith("megatron.core.") and getattr(module, "torch", None) is torch:
             module.torch = cpu  # type: ignore[attr-defined]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign, assignment]
-    # Its optimizer tells parameters by names such as torch.cuda.BFloat16Tensor.
+    # Megatron's optimizer recognises parameters by type names such as torch.cuda.BFloat16Tensor.
     torch.Tensor.type = _type_on_cuda  # type: ignore[method-assign, assignment]

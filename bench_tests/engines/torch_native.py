@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism with what PyTorch brings: DTensor, torch.distributed.pipelining, DDP."""
+"""Tensor, pipeline and data parallelism from PyTorch itself: DTensor, torch.distributed.pipelining, DDP."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ SCHEDULE_CLASSES: dict[str, Any] = {
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a GPT, with its embeddings where it is the ``first`` and head and loss where the ``last``.
+    """Consecutive blocks of a GPT. The ``first`` stage also has the embeddings, the ``last`` one the head and the loss.
 
-    A loss as output, not logits: schedules keep the outputs of all micro-batches until the step ends.
+    The last stage returns a loss instead of logits, because schedules keep the outputs of all micro-batches until the
+    step ends.
     """
 
     def __init__(
@@ -57,9 +58,12 @@ class Stage(nn.Module):
             self.ln_f, self.head = transformer.ln_f, model.gpt2.lm_head
 
     def forward(self, received: Tensor, tokens: Tensor) -> Tensor:
-        """The last stage's mean loss (fp32, one element) or what the next stage receives: fp32, samples × sequence ×
-        hidden, under sequence parallelism a part of the sequence. ``tokens`` are int64, samples × sequence; the first
-        stage has no use for anything else."""
+        """The input of the next stage, or the mean loss on the last stage.
+
+        The input of the next stage is fp32 of shape samples × sequence × hidden; under sequence parallelism it holds a
+        part of the sequence. The loss is fp32 with one element. ``tokens`` are int64, samples × sequence. The first
+        stage ignores ``received``.
+        """
         with self.autocast():
             hidden = received
             if self.first:
@@ -72,7 +76,7 @@ class Stage(nn.Module):
             logits = self.head(self.ln_f(hidden))
             if not isinstance(logits, DTensor):
                 return next_token_loss(logits, tokens).unsqueeze(0)
-        # Parallel over the vocabulary, torch has a log-softmax of fp32 scores only.
+        # For scores that are split over the vocabulary, torch has a log-softmax only in fp32.
         return local(next_token_loss(logits, tokens)).unsqueeze(0)
 
 
@@ -86,9 +90,12 @@ def torch_native(
     schedule: str | None,
     sequence_parallel: bool = False,
 ) -> Trainee:
-    """Where ``dp`` is the only axis, DDP averages gradients while backward runs. Elsewhere they are summed when it has
-    ended: DDP around a pipeline stage fails under some schedules ("rebuilt parameter indices size is not same"), and
-    FSDP2 would shard what the published figures replicate."""
+    """Train ``model`` with PyTorch's own parallelism; see :mod:`bench_tests.engines` for the arguments.
+
+    If ``dp`` is the only axis, DDP averages gradients during backward. On all other meshes this engine sums gradients
+    after backward. There, DDP around a pipeline stage fails under some schedules ("rebuilt parameter indices size is
+    not same"), and FSDP2 would shard what the published figures replicate.
+    """
     pp, dp, tp = axis(mesh, "pp"), axis(mesh, "dp"), axis(mesh, "tp")
     order = None if schedule is None else SCHEDULES[schedule]
     ends = None
@@ -102,7 +109,7 @@ def torch_native(
         for stage in stages:
             split_layers(stage, tp, sequence_parallel=sequence_parallel)
     if stages[0].first and stages[-1].last:
-        stages[-1].head.weight = stages[0].wte.weight  # splitting layers made a new parameter of each
+        stages[-1].head.weight = stages[0].wte.weight  # split_layers made a new parameter of each copy
 
     overlapped = dp is not None and pp is None and tp is None
     update = Update(stages, recipe, tp=tp, dp=None if overlapped else dp, ends=ends)
@@ -110,7 +117,7 @@ def torch_native(
     losses: list[Tensor] = []
 
     def share(loss: Tensor, _: Tensor | None = None) -> Tensor:
-        """What one micro-batch adds to the loss, so that gradients only need to be summed."""
+        """The share of one micro-batch in the step's loss. With these shares the gradients only need to be summed."""
         losses.append(loss.detach())
         return update.scaler.scale(loss / parts)
 
@@ -125,14 +132,14 @@ def torch_native(
 
     def run(tokens: Tensor) -> Tensor | None:
         losses.clear()
-        # The outer autocast casts nothing: it keeps the cast weights in the cache from one micro-batch to the next.
+        # The outer autocast casts nothing. It keeps the cached 16-bit weights from one micro-batch to the next.
         with torch.autocast(recipe.device.type, enabled=False), nullcontext() if tp is None else loss_parallel():
             passes(tokens)
         update()
         return torch.cat(losses).mean() if losses else None
 
-    # The counter sees a product of DTensors as the whole product, on every rank, and its hooks fail where the gradients
-    # of weights are computed apart.
+    # The FLOP counter counts a product of DTensors as the whole product on every rank. Its hooks fail if a schedule
+    # computes the gradients of weights separately.
     countable = tp is None and not (order is not None and order.weights_apart)
     return Trainee(run=run, parameters=lambda: update.shards, replicated=True, counts_flops=countable)
 
@@ -140,10 +147,11 @@ def torch_native(
 def accumulation(
     stage: Stage, dp: DeviceMesh | None, micro_batches: int, share: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], None]:
-    """Forward and backward of the whole model, one micro-batch after another; under DDP over ``dp``, if any."""
+    """Forward and backward passes of the whole model, one micro-batch after another. With ``dp`` the model runs under
+    DDP."""
     module: Any = stage
     if dp is not None:
-        # A static graph leaves no pass without its sum.
+        # With a static graph DDP reduces in every pass, so accumulation needs a dynamic graph.
         options: dict[str, Any] = {**DDP_OPTIONS, "static_graph": micro_batches == 1}
         module = DistributedDataParallel(stage, process_group=dp.get_group(), **options)
 
@@ -167,10 +175,11 @@ def pipeline(
     between: Tensor,
     tokens: Tensor,
 ) -> Callable[[Tensor], None]:
-    """Forward and backward of this rank's ``stages`` in the order of a schedule of torch.distributed.pipelining.
+    """Forward and backward passes of this rank's ``stages``, in the order of a schedule of
+    torch.distributed.pipelining.
 
-    ``between`` and ``tokens`` are like what one stage sends to the next and what the first one takes. Told that, the
-    schedule need not run the model to find out.
+    ``between`` is a sample of what one stage sends to the next, and ``tokens`` of what the first stage takes. With
+    these samples the schedule does not need to run the model to find out shapes.
     """
     total = pp.size() * len(stages)
     wrapped = [
@@ -185,7 +194,7 @@ def pipeline(
         )
         for stage in stages
     ]
-    # Gradients are scaled through the loss: here it would be one small kernel a parameter.
+    # The loss already scales the gradients. Scaling here would launch one small kernel a parameter.
     mine = wrapped if SCHEDULES[schedule].chunks > 1 else wrapped[0]
     run = SCHEDULE_CLASSES[schedule](mine, micro_batches, loss_fn=share, scale_grads=False)
 
@@ -197,11 +206,11 @@ def pipeline(
 
 
 def split_layers(stage: Stage, tp: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Tensor parallelism as in Megatron-LM (arXiv 1909.08053): the first product of attention and of the feed-forward
-    layer is split by columns and the second by rows, embedding and head by vocabulary.
+    """Split the layers as in Megatron-LM (arXiv 1909.08053).
 
-    With ``sequence_parallel`` (arXiv 2205.05198) what is between them, norms and residuals, is split along the
-    sequence.
+    The first product of attention and of the feed-forward layer is split by columns, and the second product by rows.
+    The embedding and the head are split by vocabulary. With ``sequence_parallel`` (arXiv 2205.05198) the norms and
+    residuals between them are split along the sequence.
     """
     stream = Shard(1) if sequence_parallel else Replicate()
     by_vocabulary = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
@@ -230,10 +239,10 @@ def split_layers(stage: Stage, tp: DeviceMesh, *, sequence_parallel: bool) -> No
 
 
 def linear(layer: Any, *, groups: int = 1, ranks: int = 1) -> nn.Linear:
-    """A linear layer equal to GPT-2's ``Conv1D``, which no parallel style takes.
+    """A linear layer equal to GPT-2's ``Conv1D``, which no parallel style of torch accepts.
 
-    Its outputs are ``groups`` equal ones side by side (query, key and value). They are put in another order, in which
-    each of ``ranks`` equal parts has its share of every group.
+    The outputs are ``groups`` equal groups side by side (query, key and value). The new layer orders them so that each
+    of ``ranks`` equal parts holds its share of every group.
     """
     inputs, outputs = layer.weight.shape
     order = torch.arange(outputs, device=layer.weight.device).view(groups, ranks, -1).transpose(0, 1).flatten()
@@ -246,8 +255,9 @@ def linear(layer: Any, *, groups: int = 1, ranks: int = 1) -> nn.Linear:
 class Update:
     """Sums gradients over the ranks that hold parts of them, and takes the optimizer's step.
 
-    ``dp``: whose ranks have seen other samples, unless something else sums over them. ``ends``: the ranks that hold the
-    two copies of the weight that embedding and head share, where there are two and this rank holds one.
+    ``dp`` is the mesh of ranks that trained on other samples; ``None`` if DDP already sums over them. ``ends`` is the
+    group of the two ranks that each hold a copy of the tied weight of embedding and head; ``None`` if there is one copy
+    or this rank holds none.
     """
 
     def __init__(
@@ -260,10 +270,11 @@ class Update:
         ends: ProcessGroup | None,
     ) -> None:
         self.parameters = list(nn.ModuleList(stages).parameters())
-        # Local tensors: the fused optimizer takes all of them in one call, and refuses a mix with DTensors.
+        # Local tensors, because the fused optimizer takes all of them in one call and refuses a mix with DTensors.
         self.shards = [nn.Parameter(local(parameter.detach())) for parameter in self.parameters]
         self.optimizer, self.scaler = recipe.adamw(self.shards), recipe.sharded_scaler(everyone())
-        self.scaler.scale(torch.ones((), device=recipe.device))  # where no loss is, nothing else would start it
+        # A rank without a loss would otherwise never initialise the scaler.
+        self.scaler.scale(torch.ones((), device=recipe.device))
         self.tp, self.dp, self.ends = tp, dp, ends
         tied = stages[0].wte.weight if stages[0].first else stages[-1].head.weight if stages[-1].last else None
         self.tied = [shard for shard, one in zip(self.shards, self.parameters, strict=True) if one is tied]
@@ -274,7 +285,7 @@ class Update:
         for shard, parameter in zip(self.shards, self.parameters, strict=True):
             gradient = parameter.grad
             assert gradient is not None
-            # Under sequence parallelism a rank's gradient is of its part of the sequence.
+            # Under sequence parallelism a rank's gradient covers only its part of the sequence.
             summed = True
             if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
                 summed = not gradient.placements[0].is_partial()
@@ -296,7 +307,7 @@ class Update:
 
 
 def sum_over(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
-    """Sum each tensor in place over the group's ranks, all in one launch."""
+    """Sum each tensor in place over the group's ranks, with one launch for all tensors."""
     if tensors:
         with dist.distributed_c10d._coalescing_manager(group):
             for tensor in tensors:
@@ -304,8 +315,10 @@ def sum_over(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
 
 
 def join_ends(mesh: DeviceMesh) -> ProcessGroup | None:
-    """The group of the first and the last rank of this rank's pipeline, ``None`` on one between them; every rank of
-    ``mesh`` has to ask."""
+    """The group of the first and the last rank of this rank's pipeline; ``None`` on a rank between them.
+
+    Every rank of ``mesh`` must call this function, because creating groups is collective.
+    """
     names = mesh.mesh_dim_names or ()
     pairs = mesh.mesh.movedim(names.index("pp"), 0)[[0, -1]].flatten(1).t().tolist()
     group: ProcessGroup | None

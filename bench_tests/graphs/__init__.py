@@ -1,8 +1,7 @@
-"""Ways to capture a model's computation as a graph and run that instead, by name.
+"""Ways to capture a model's computation as a graph and run the graph instead, by name.
 
-A row is a ``torch.compile`` backend, or a library's own way to capture a module.
-
-Nothing is imported until :meth:`Graph.compile`, so that collecting the suite needs neither torch nor ONNX Runtime.
+A row is a ``torch.compile`` backend, or a library's own way to capture a module. Nothing large is imported before
+:meth:`Graph.compile`, so collecting the suite needs neither torch nor ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """``backend`` is a name that ``torch.compile`` knows, or the import path ``package.module:function`` of a function
-    that is called with ``options`` and gives back a backend. A row that ``captures`` modules itself has no need of
-    ``torch.compile``: what its function gives back is called with a module, and gives back the module's forward pass.
+    """A way to run a model as a graph.
 
-    ``packages`` are what it needs on each kind of device that it works on; ``None`` where torch is enough, anywhere.
-    ``writes_cpp`` is whether it compiles what it writes for a CPU.
-    ``in_torchs_memory`` is whether torch's figures of allocated memory see all of what it uses. ``headline`` is whether
-    every run measures it; the others take ``--grid full``.
+    ``backend`` is a name that ``torch.compile`` knows, or the import path ``package.module:function``. The function is
+    called with ``options`` and returns a backend. With ``captures`` the row does not use ``torch.compile``: the
+    function returns a callable that takes a module and returns the module's forward pass.
+
+    ``packages`` lists the packages that the row needs on each supported kind of device; ``None`` means torch is enough
+    on every device. ``writes_cpp`` says whether the backend generates and compiles C++ for a CPU. ``in_torchs_memory``
+    says whether torch's figures of allocated memory include all memory that the backend uses. ``headline`` says whether
+    every run measures the row; other rows need ``--grid full``.
     """
 
     title: str
@@ -42,7 +43,7 @@ class Graph:
     headline: bool = True
 
     def missing(self, device_kind: str) -> str | None:
-        """Why it cannot run on devices of this kind here; ``None`` where it can."""
+        """Why the row cannot run here on this kind of device; ``None`` if it can."""
         if self.writes_cpp and device_kind == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
             return f"{self.title} needs a C++ compiler on a CPU: install g++"
         if self.packages is None:
@@ -50,20 +51,21 @@ class Graph:
         if device_kind not in self.packages:
             return f"{self.title} works on {' and '.join(self.packages)}, not on {device_kind}"
         absent = " ".join(package for package in self.packages[device_kind] if not _is_installed(package))
-        return f"{self.title} needs what is not installed here: pip install {absent}" if absent else None
+        return f"{self.title} needs packages that are not installed here: pip install {absent}" if absent else None
 
     def compile(self, module: nn.Module) -> None:
-        """Make ``module`` run as one graph from its next call on, in place: its type, its parameters and its submodules
-        stay what they are, so any strategy takes it.
+        """Make ``module`` run as one graph from its next call on, in place.
 
-        Nothing falls back to eager: what cannot be part of the graph raises on the first call. Shapes are fixed.
-        Under DDP torch splits the graph where a bucket of gradients ends, so that reducing one overlaps with computing
-        the next. A graph that is captured without torch stays whole, and needs whole parameters: not FSDP,
-        not ZeRO-3.
+        Its type, its parameters and its submodules stay the same, so any strategy accepts it. Shapes are fixed. Nothing
+        falls back to eager torch: the first call raises if a part of the module cannot be in the graph.
+
+        Under DDP, torch splits the graph where a bucket of gradients ends, so that reducing one bucket overlaps with
+        computing the next. A row that ``captures`` keeps the graph whole and needs whole parameters, so it cannot run
+        under FSDP or ZeRO-3.
         """
         backend: Any = resolve_name(self.backend)(**self.options) if ":" in self.backend else self.backend
         if self.captures:
-            # A twin with the same parameters and submodules, whose forward pass stays the model's own.
+            # The backend gets a shallow copy. Its forward pass stays the model's own, and it shares the parameters.
             module.forward = backend(copy.copy(module))  # type: ignore[method-assign]
         else:
             module.compile(backend=backend, fullgraph=True, dynamic=False)
@@ -95,13 +97,13 @@ GRAPHS = {
         captures=True,
         packages={"cpu": ("onnxruntime-training",)},
         in_torchs_memory=False,
-        headline=False,  # it needs an environment of its own: anywhere else it would be one more row that is skipped
+        headline=False,  # it needs an environment of its own, so most runs would skip it
     ),
 }
 
 
 def find_graph(name: str) -> Graph:
-    """The row called ``name``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in GRAPHS:
         raise ValueError(f"graph {name!r} is unknown; known: {', '.join(GRAPHS)}")
     return GRAPHS[name]

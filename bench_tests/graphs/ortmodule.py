@@ -1,10 +1,10 @@
-"""Training through ONNX Runtime's own front end for torch, ``ORTModule`` of the package ``onnxruntime-training``.
+"""Training through ``ORTModule``, ONNX Runtime's own front end for torch, from the package ``onnxruntime-training``.
 
-It exports the module's forward pass as one ONNX model, adds the gradient's nodes to it and runs both halves in one
-session. Parameters are inputs of that model, so the optimizer and DDP are torch's own.
+ORTModule exports the module's forward pass as one ONNX model and adds the nodes of the gradient. It runs both halves in
+one session. Parameters are inputs of the model, so the optimizer and DDP are torch's own.
 
-Left to itself, ORTModule runs the module in eager torch where it cannot export it, and says so in a log. Here that is
-forbidden, and each loss is asked where it came from.
+By default ORTModule runs a module in eager torch if it cannot export the module, and only logs that. This module
+forbids the fallback and checks the origin of each loss.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from bench_tests.graphs import ortmodule_on_new_torch
 # isort: split
 from onnxruntime.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
-# Stronger than the policy that its code can be given.
+# This variable overrides the policy that code can set.
 os.environ["ORTMODULE_FALLBACK_POLICY"] = "FALLBACK_DISABLE"
 
 
 def ortmodule() -> Callable[[nn.Module], Callable[..., Tensor]]:
-    """What captures a module; raises ``RuntimeError`` where ORTModule's extension was not built."""
+    """A function that captures a module. Raises ``RuntimeError`` if ORTModule's extension is not built."""
     if not ortmodule_on_new_torch.is_built():
         raise RuntimeError(f"ORTModule's extension is not built here: python -m {ortmodule_on_new_torch.__name__}")
     return _capture
 
 
 def _capture(module: nn.Module) -> Callable[..., Tensor]:
-    """``module``'s forward pass, from a batch to its loss, in ONNX Runtime.
+    """``module``'s forward pass in ONNX Runtime, from a batch to its loss.
 
-    Exported on the first call. A loss that did not come out of ONNX Runtime is a ``RuntimeError``.
+    The first call exports the module. Each call raises ``RuntimeError`` if its loss does not come from ONNX Runtime.
     """
     graph = ORTModule(module, DebugOptions(log_level=LogLevel.ERROR))
     training = graph._torch_module._execution_manager(True)
@@ -43,7 +43,7 @@ def _capture(module: nn.Module) -> Callable[..., Tensor]:
 
     def forward(*batch: Tensor) -> Tensor:
         loss: Tensor = graph(*batch)
-        # The one function of autograd whose forward and backward are runs of the session.
+        # Only this autograd function runs the session in its forward and backward passes.
         if getattr(loss.grad_fn, "_forward_cls", None) is not training._forward_class:
             raise RuntimeError(f"ORTModule fell back to eager torch: the loss is of {loss.grad_fn}")
         return loss
@@ -52,7 +52,7 @@ def _capture(module: nn.Module) -> Callable[..., Tensor]:
 
 
 def _share_cores(training: Any) -> None:
-    """As many threads as torch has, and none that waits for work by spinning: they take turns with torch's."""
+    """Give the session as many threads as torch has and forbid spinning, because its threads and torch's take turns."""
     configure = training._get_session_config
 
     def configured() -> tuple[Any, ...]:

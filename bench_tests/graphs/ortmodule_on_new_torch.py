@@ -1,10 +1,10 @@
-"""Import before ``onnxruntime.training``: what its last release, 1.19.2, needs to work with torch 2.9 and newer.
+"""What ``onnxruntime.training`` needs to work with torch 2.9 and newer. Import this module first.
 
-It works with torch 2.6 as it is. What torch has moved or changed since is put back here, for this process. Tried with
-torch 2.13, on a CPU only.
+The last release of ``onnxruntime-training``, 1.19.2, works unchanged with torch 2.6. This module restores what torch
+has moved or changed since then, in this process only. It was tested with torch 2.13, on a CPU only.
 
-Run as ``python -m bench_tests.graphs.ortmodule_on_new_torch``, it compiles the one extension that ORTModule does not
-work without: once for an environment, with g++, in less than a minute.
+``python -m bench_tests.graphs.ortmodule_on_new_torch`` compiles the one extension that ORTModule cannot work without.
+It needs g++, takes less than a minute, and has to run once in each environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.onnx._internal.torchscript_exporter import _type_utils, jit_utils
 from torch.utils import cpp_extension
 
 EXTENSIONS = Path(onnxruntime.__file__).parent / "training" / "ortmodule" / "torch_cpp_extensions"
-"""Where ORTModule looks for what was compiled, beside the sources."""
+"""The folder where ORTModule looks for compiled extensions, beside their sources."""
 
 
 def is_built() -> bool:
@@ -31,8 +31,8 @@ def is_built() -> bool:
 def build() -> None:
     """Compile the extension through which an ONNX graph calls operators of torch.
 
-    ORTModule's own command compiles all that there are, and one of them, ``torch_interop_utils``, cannot be compiled
-    any more: torch 2.13 changed how a node of autograd is owned.
+    ORTModule's own command compiles all extensions and fails. One of them, ``torch_interop_utils``, no longer compiles:
+    torch 2.13 changed the ownership of autograd nodes.
     """
     cpp_extension.load(
         name="aten_op_executor",
@@ -43,18 +43,18 @@ def build() -> None:
 
 
 def _mend() -> None:
-    # ORTModule is built on the exporter through TorchScript. In torch 2.9 that moved, and is no longer the default.
+    # ORTModule uses the TorchScript exporter. torch 2.9 moved that exporter and made another one the default.
     torch.onnx._internal.jit_utils = jit_utils  # type: ignore[attr-defined]
-    torch.onnx._type_utils = _type_utils  # type: ignore[attr-defined]  # used where a model calls softmax
+    torch.onnx._type_utils = _type_utils  # type: ignore[attr-defined]  # for models that call softmax
     torch.onnx.export = partial(torch.onnx.export, dynamo=False)
 
-    # The extension that was not compiled is for models with functions of autograd of their own. Not allowing them does
-    # not keep it from being imported.
+    # The extension that is not compiled serves models with autograd functions of their own. ORTModule imports the
+    # extension even if such functions are forbidden.
     os.environ["ORTMODULE_ENABLE_CUSTOM_AUTOGRAD"] = "0"
     interop = "onnxruntime.training.ortmodule.torch_cpp_extensions.torch_interop_utils"
     sys.modules[interop] = ModuleType(interop)
 
-    # It names its phases for NVIDIA's profiler whatever the device, and a torch without CUDA refuses.
+    # ORTModule names its phases for NVIDIA's profiler on every device. A torch without CUDA raises there.
     from onnxruntime.training.utils import torch_profile_utils
 
     torch_profile_utils.torch_nvtx_range_push = lambda _: None

@@ -1,6 +1,6 @@
-"""Single layers whose speed is measured, by name. A layer is a builder and its row here.
+"""The single layers that are measured, by name. A layer is a builder and its row here.
 
-Neither torch nor transformers is imported until :meth:`Layer.build`, so that collecting the suite needs neither.
+Neither torch nor transformers is imported before :meth:`Layer.build`, so collecting the suite needs neither.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """The import path ``package.module:function`` of what builds a layer, and the grid it is published over.
+    """A layer and its published grid.
 
-    ``attentions`` is how many attention blocks it has: two where it attends to an encoder as well.
+    ``builder`` is the import path ``package.module:function`` of the function that builds the layer. ``sequences`` and
+    ``batches`` are the published grid. ``attentions`` is the number of attention blocks: two if the layer also attends
+    to an encoder.
     """
 
     builder: str
@@ -33,11 +35,11 @@ class Layer:
         return build(hidden=hidden, heads=heads, ffn=ffn, sequence=sequence, attention=attention).train()
 
     def forward_flops(self, *, samples: int, sequence: int, hidden: int, ffn: int) -> float:
-        """Floating-point operations of one forward pass, a multiply-add counting as two.
+        """Floating-point operations of one forward pass. A multiply-add counts as two.
 
-        Per token each attention has 4·hidden² weights and the feed-forward network 2·hidden·ffn; per sample each
-        attention's two products over the full square, masked or not, are 2·hidden·sequence² multiply-adds.
-        Element-wise work counts as nothing. A backward pass is twice this where every input has a gradient.
+        Per token, each attention has 4·hidden² weights and the feed-forward network has 2·hidden·ffn. Per sample, the
+        two products of each attention are 2·hidden·sequence² multiply-adds over the full square, masked or not.
+        Element-wise work counts as nothing. A backward pass has twice as many operations if every input has a gradient.
         """
         weights = self.attentions * 4 * hidden**2 + 2 * hidden * ffn
         squares = self.attentions * 2 * hidden * sequence**2
@@ -75,7 +77,7 @@ LAYERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """How a layer is run: transformers' name of its attention, and what, if anything, runs it instead of Python."""
+    """How a layer runs: the name of its attention in transformers, and what replaces Python, if anything."""
 
     attention: str = "sdpa"
     compiled: bool = False
@@ -88,28 +90,32 @@ MODES: Mapping[str, Mode] = {
     "compiled": Mode(compiled=True),
     "graphed": Mode(graphed=True),
 }
-"""eager: products and softmax of attention one by one. sdpa: fused attention. compiled: sdpa under ``torch.compile``.
-graphed: sdpa recorded once as a CUDA graph and replayed, for shapes that the host cannot launch fast enough."""
+"""``eager`` runs the products and the softmax of attention one by one. ``sdpa`` uses fused attention. ``compiled`` is
+sdpa under ``torch.compile``. ``graphed`` is sdpa recorded once as a CUDA graph and replayed, for shapes that are
+host-bound."""
 
 DIRECTIONS = ("fwd", "fwd_bwd")
-"""The forward pass alone, without a graph for gradients; forward and backward."""
+"""``fwd`` is the forward pass alone, without a graph for gradients. ``fwd_bwd`` is forward and backward."""
 
 COUNTINGS = ("exact", "published")
-"""exact: inputs have a gradient, as those of a layer inside a model do, so backward really is twice forward.
-published: they have none, so products that only they need are left out, yet are counted all the same. So came the
-published figures about: for BERT 8 to 9 % too high, for T5's decoder 4 %. The others begin with a norm, whose weights
-need those products anyway."""
+"""How FLOPs of a backward pass are counted.
+
+``exact``: the inputs have a gradient, like the inputs of a layer inside a model, so backward is exactly twice forward.
+``published``: the inputs have no gradient, so the backward pass omits the products that only inputs need, but counts
+them. The published figures were counted this way. They are 8 to 9 % too high for BERT and 4 % for T5's decoder. The
+other layers begin with a norm, whose weights need those products anyway.
+"""
 
 
 def find_layer(name: str) -> Layer:
-    """The row called ``name``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in LAYERS:
         raise ValueError(f"layer {name!r} is unknown; known: {', '.join(LAYERS)}")
     return LAYERS[name]
 
 
 def find_mode(name: str) -> Mode:
-    """The row called ``name``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in MODES:
         raise ValueError(f"mode {name!r} is unknown; known: {', '.join(MODES)}")
     return MODES[name]

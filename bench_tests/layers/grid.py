@@ -1,4 +1,4 @@
-"""Which layers are run how, over which batches and sequences."""
+"""The rows of the layer suite: which layers run in which mode, over which batches and sequences."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple
 from bench_tests.layers import DIRECTIONS, LAYERS
 
 HEADLINE_BATCH = 16
-"""Besides each layer's largest batch: as large as training takes, yet small enough to show what the host costs."""
+"""The batch that runs besides each layer's largest one: a usual training batch, yet small enough to show the host's
+cost."""
 
 
 class Run(NamedTuple):
-    """One row: parameters of :func:`bench_tests.steps.layer.layer_pass`. Its text is the row's name."""
+    """One row: parameters of :func:`bench_tests.steps.layer.layer_pass`. ``str`` of a run is the row's name."""
 
     layer: str
     direction: str
@@ -27,7 +28,7 @@ class Run(NamedTuple):
 
 
 def headline(modes: Iterable[str]) -> list[Run]:
-    """Each layer's largest batch and :data:`HEADLINE_BATCH`."""
+    """Each layer's largest batch, and :data:`HEADLINE_BATCH`."""
     return [run for run in full(modes) if run.batch in (HEADLINE_BATCH, max(LAYERS[run.layer].batches))]
 
 
@@ -44,12 +45,12 @@ def full(modes: Iterable[str]) -> list[Run]:
 
 
 def published() -> list[Run]:
-    """The whole published grid as it was run and counted: eager attention, and inputs without a gradient."""
+    """The whole published grid with the published set-up: eager attention, and inputs without a gradient."""
     runs = full(["eager"])
     return [run if run.direction == "fwd" else run._replace(counting="published") for run in runs]
 
 
 def smoke() -> list[Run]:
-    """One tiny shape of every layer and direction, and one row of the other attention and the other counting."""
+    """One tiny shape for every layer and direction, and one row with the other attention and the other counting."""
     runs = [Run(layer, direction, "sdpa", 2, 16) for layer in LAYERS for direction in DIRECTIONS]
     return [*runs, Run("bert", "fwd_bwd", "eager", 2, 16, "published")]

@@ -1,8 +1,8 @@
-"""Published TFLOPS of layers and products on other devices: shown beside what is measured, never used to judge.
+"""Published TFLOPS of layers and products on other devices. Tables show them beside our figures; no verdict uses them.
 
-Each is the best of the published batches and sequences, with fp16 weights and eager attention. Forward and backward are
-counted as three times forward although the input had no gradient (``counting="published"``), so those of BERT are 8 to
-9 % too high, and those of T5's decoder 4 %.
+Each figure is the best of the published batches and sequences, with fp16 weights and eager attention. Forward and
+backward count as three times forward although the input had no gradient (``counting="published"``). The figures are
+therefore 8 to 9 % too high for BERT and 4 % for T5's decoder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 DEVICES = ("A100 80GB", "A6000", "V100 32GB", "3090 Ti")
 
 HIDDEN = 1024
-"""Width of the published layers; their feed-forward networks are four times as wide, and they have 16 heads."""
+"""Width of the published layers. Their feed-forward networks are four times as wide, and they have 16 heads."""
 
 LAYER_TFLOPS = {
     ("bert", "fwd"): (110, 60, 53, 56),
@@ -29,8 +29,8 @@ THEORETICAL_TFLOPS = {
     "tf32": (156, 75, None, 80),
     "fp16": (312, 150, 125, 160),
 }
-"""Number format -> the same, the peaks that the page holds its figures against. Those of the 3090 Ti are twice the
-dense ones with accumulation in fp32, which the hardware table has."""
+"""Number format -> the peak of each of :data:`DEVICES` on the published page. The peaks of the 3090 Ti are twice the
+dense peaks with fp32 accumulation in our hardware table."""
 
 THEORETICAL_GB_PER_S = (2039, 768, 900, 1008)
 
@@ -39,7 +39,8 @@ MATRIX_PRODUCT_TFLOPS = {
     "tf32": (116, 60, None, 42),
     "fp16": (230, 95, 95, 81),
 }
-"""Number format -> the same. Published as FP32 and FP16, where FP32 is TF32 on devices that have it."""
+"""Number format -> a figure for each of :data:`DEVICES`. The page publishes FP32 and FP16; its FP32 is TF32 on devices
+that support TF32."""
 
 VECTOR_PRODUCT_TFLOPS = (0.202, 0.082, 0.098, 0.107)
-"""Of which number format, is not said."""
+"""The page does not name the number format."""

@@ -1,4 +1,4 @@
-"""Layers of transformers with the library's own settings, dropout apart: there is none."""
+"""Transformer layers with the settings of their library, but without dropout."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from transformers.models.t5.modeling_t5 import T5Block
 
 
 class TransformerLayer(nn.Module):
-    """A layer with everything but its states fixed.
+    """A layer with fixed arguments except its states.
 
-    ``sources`` is how many tensors of states (samples × sequence × hidden) it takes: its own and, where it attends to
-    an encoder, the encoder's.
+    ``sources`` is the number of state tensors (samples × sequence × hidden) that it takes: its own states and, if it
+    attends to an encoder, the encoder's states.
     """
 
     mask: Tensor | None
@@ -32,7 +32,7 @@ class TransformerLayer(nn.Module):
         self.register_buffer("mask", mask)
 
     def forward(self, states: Tensor, encoder_states: Tensor | None = None) -> Tensor:
-        """New states, shaped as ``states``."""
+        """New states in the shape of ``states``."""
         options: dict[str, Any] = {} if encoder_states is None else {"encoder_hidden_states": encoder_states}
         output = self.layer(states, attention_mask=self.mask, **options)
         new: Tensor = output[0] if isinstance(output, tuple) else output
@@ -40,7 +40,7 @@ class TransformerLayer(nn.Module):
 
 
 def bert(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) -> TransformerLayer:
-    """Whatever the ``sequence``: nothing here depends on it."""
+    """A BERT layer. It does not depend on ``sequence``."""
     config = BertConfig(
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -53,7 +53,8 @@ def bert(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) ->
 
 
 def gpt2(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) -> TransformerLayer:
-    """With GPT-2's own activation, eight kernels where nothing fuses them, as in the published figures."""
+    """A GPT-2 layer with GPT-2's own activation, as in the published figures. Without fusion that activation is eight
+    kernels."""
     config = GPT2Config(
         n_embd=hidden,
         n_head=heads,
@@ -68,22 +69,28 @@ def gpt2(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) ->
 
 
 def t5_encoder(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) -> TransformerLayer:
-    """One of the later layers. Those are handed the position bias of the first; alone, this one makes one of zeros."""
+    """A later layer of T5's encoder.
+
+    In the model, later layers get the position bias of the first layer. On its own, this layer creates a bias of zeros.
+    """
     return TransformerLayer(T5Block(_t5(hidden, heads, ffn, attention, is_decoder=False), layer_idx=0))
 
 
 def t5_decoder(*, hidden: int, heads: int, ffn: int, sequence: int, attention: str) -> TransformerLayer:
-    """Attends to itself and to an encoder's states; see :func:`t5_encoder`."""
+    """A later layer of T5's decoder. It attends to itself and to an encoder's states; see :func:`t5_encoder`."""
     block = T5Block(_t5(hidden, heads, ffn, attention, is_decoder=True), layer_idx=0)
     return TransformerLayer(block, sources=2, mask=causal_mask(sequence, attention))
 
 
 def causal_mask(sequence: int, attention: str) -> Tensor | None:
-    """What a model hands to eager attention, which masks nothing by itself: added to the scores (1 × 1 × sequence ×
-    sequence). ``None`` for fused attention, which knows that the layer is causal."""
+    """The additive mask (1 × 1 × sequence × sequence) that a model passes to eager attention, which masks nothing by
+    itself.
+
+    ``None`` for fused attention, which knows that the layer is causal.
+    """
     if attention != "eager":
         return None
-    lowest = torch.finfo(torch.float16).min  # finite in every format that the layer may be turned into
+    lowest = torch.finfo(torch.float16).min  # finite in every number format that the layer may be converted to
     return torch.full((1, 1, sequence, sequence), lowest).triu(1)
 
 

@@ -1,6 +1,7 @@
-"""The models that are trained, by name. A model is a builder and its row here.
+"""The models that the suite trains, by name. A model is a builder and its row here.
 
-Neither torch nor any library of models is imported until :meth:`Model.build`, so that collecting the suite needs none.
+Neither torch nor a library of models is imported before :meth:`Model.build`, so collecting the suite needs none of
+them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """The import path ``package.module:function`` of what builds a model, and the dimensions that it is called with.
+    """A model and how to train it.
 
-    ``parameters`` is the exact count, tied weights once, or ``None`` where no source publishes one.
-    ``learning_rate`` rises linearly until step ``warmup_steps`` of AdamW. Under both the loss falls steadily over the
-    steps that are compared with the unsharded model's: where a loss leaps, rounding grows with it, and a correct
-    training looks as wrong as a faulty one.
+    ``builder`` is the import path ``package.module:function`` of the function that builds the model. It is called with
+    ``dimensions``. ``parameters`` is the exact parameter count, with tied weights counted once, or ``None`` if no
+    source publishes one.
+
+    ``learning_rate`` is AdamW's rate from step ``warmup_steps`` on; before that step the rate rises linearly. With
+    these two values the loss falls steadily over the steps that are compared with the unsharded model. If a loss leaps,
+    rounding errors grow with it, and a correct training looks as wrong as a faulty one.
     """
 
     builder: str
@@ -33,11 +37,11 @@ class Model:
     parameters: int | None = None
 
     def build(self, device: device | str, **sample: Any) -> Trainable:
-        """The model on ``device``, fp32; its random weights are the same on every rank.
+        """The model on ``device`` in fp32. Its random weights are the same on every rank.
 
-        ``sample`` says what one sample is where the model leaves that open: ``sequence``, the number of tokens, for a
-        language model; ``image``, its size, for one that sees. Raises ``ValueError`` for one that the model cannot
-        take.
+        ``sample`` defines one sample where the model leaves that open: ``sequence``, the number of tokens, for a
+        language model; ``image``, the size of an image, for a vision model. Raises ``ValueError`` if the model cannot
+        take such a sample.
         """
         import torch
 
@@ -48,7 +52,7 @@ class Model:
 
 
 SEED = 1234
-"""Of the initial weights."""
+"""Seed of the initial weights."""
 
 MODELS = {
     "gpt-tiny": Model(
@@ -97,7 +101,7 @@ MODELS = {
         learning_rate=1e-4,
         parameters=184_551_780,
     ),
-    # What follows are the models of TorchBench (pytorch/benchmark) under their names there, each with a small relative.
+    # The models below come from TorchBench (pytorch/benchmark) and keep their names there. Each has a small variant.
     "alexnet": Model(
         builder="bench_tests.models.vision:alexnet",
         dimensions={},
@@ -244,7 +248,7 @@ MODELS = {
 
 
 def find_model(name: str) -> Model:
-    """The row called ``name``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in MODELS:
         raise ValueError(f"model {name!r} is unknown; known: {', '.join(MODELS)}")
     return MODELS[name]

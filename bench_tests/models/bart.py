@@ -16,10 +16,11 @@ from bench_tests.models.trainable import LanguageModel
 
 
 class Bart(LanguageModel):
-    """Denoising: the decoder writes the whole text whose masked version the encoder reads.
+    """Denoising: the encoder reads a masked text, and the decoder writes the whole text.
 
-    The library's forward pass makes a mask of ones for the decoder, and asks the device whether they are all ones: the
-    host waits for it once a step. This one gives no mask, from which attention knows what is causal.
+    The forward pass replaces the library's. The library creates a decoder mask of ones and asks the device whether all
+    entries are ones, so the host waits for the device once a step. This forward pass has no mask; attention itself is
+    causal.
     """
 
     def __init__(self, config: BartConfig, sequence: int) -> None:
@@ -45,9 +46,12 @@ class Bart(LanguageModel):
         return token_loss(scores, tokens)
 
     def flops_per_sample(self) -> float:
-        """Per token 12·hidden² weights in an encoder layer; 16·hidden² in a decoder layer, whose second attention takes
-        keys and values from the encoder. Scores over the full square, masked or not: once in an encoder layer, twice in
-        a decoder layer. Encoder and decoder read equally many tokens."""
+        """FLOPs of one training step on one sample.
+
+        Per token, an encoder layer has 12·hidden² weights. A decoder layer has 16·hidden², because its second attention
+        takes keys and values from the encoder. Attention scores count over the full square, masked or not: once in an
+        encoder layer, twice in a decoder layer. Encoder and decoder read the same number of tokens.
+        """
         hidden: int = self.config.d_model
         encoder: int = self.config.encoder_layers
         decoder: int = self.config.decoder_layers
@@ -57,8 +61,10 @@ class Bart(LanguageModel):
 
 
 def bart(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> Bart:
-    """``layers`` in the encoder and in the decoder together. Without dropout, so that losses can be compared whatever
-    the split."""
+    """A BART with ``layers`` layers, half of them in the encoder.
+
+    It has no dropout, so its losses are comparable under every split.
+    """
     return Bart(
         BartConfig(
             encoder_layers=layers // 2,

@@ -17,17 +17,18 @@ from bench_tests.models.loss import token_loss
 from bench_tests.models.trainable import LanguageModel, transformer_flops
 
 MASKED_EVERY = 7
-"""One token in seven is masked, close to BERT's 15 %. A fixed pattern needs no random numbers in the step."""
+"""Every seventh token is masked, close to BERT's 15 %. A fixed pattern needs no random numbers in the step."""
 
 MASK_TOKEN = 103
-"""[MASK] of BERT's vocabulary; any token that is always the same does."""
+"""[MASK] in BERT's vocabulary. Any fixed token would do."""
 
 
 class MaskedBert(LanguageModel):
-    """BERT, masked tokens only, with a forward pass of its own.
+    """BERT with masked tokens as its only objective, and with a forward pass of its own.
 
-    The library's may hand attention a mask that masks nothing where a graph is traced or captured (transformers 5.17
-    does): no fused kernel takes it, and a compiled or recorded row would have another attention than the eager one.
+    While a graph is traced or captured, the library's forward pass may give attention a mask that masks nothing
+    (transformers 5.17 does). No fused kernel accepts that mask, so a compiled or recorded row would run another
+    attention than the eager row.
     """
 
     library: ClassVar[type[nn.Module]] = BertForMaskedLM
@@ -47,7 +48,7 @@ class MaskedBert(LanguageModel):
         return token_loss(self.bert.cls(self.encode(masked)), labels)
 
     def encode(self, masked: Tensor) -> Tensor:
-        """Samples × sequence tokens to samples × sequence × hidden."""
+        """From masked tokens (samples × sequence) to hidden states (samples × sequence × hidden)."""
         hidden: Tensor = self.bert.bert.embeddings(masked)
         for block in self.blocks:
             hidden = block(hidden)
@@ -61,7 +62,7 @@ class MaskedBert(LanguageModel):
             vocabulary=self.config.vocab_size,
             sequence=self.tokens_per_sample,
         )
-        return encoder + 6.0 * hidden**2 * self.tokens_per_sample  # the layer before the head
+        return encoder + 6.0 * hidden**2 * self.tokens_per_sample  # the dense layer before the head
 
 
 class Bert(MaskedBert):
@@ -71,19 +72,19 @@ class Bert(MaskedBert):
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
-        follows = tokens[:, 0] % 2  # a label that the sample decides and that can be learned
+        follows = tokens[:, 0] % 2  # a label that follows from the sample and can be learned
         hidden = self.encode(masked)
         scores, follows_scores = self.bert.cls(hidden, self.bert.bert.pooler(hidden))
         return token_loss(scores, labels) + cross_entropy(follows_scores.float(), follows)
 
     def flops_per_sample(self) -> float:
         hidden: int = self.config.hidden_size
-        pooler = hidden**2 + 2 * hidden  # on the first token only, with the next-sentence head
+        pooler = hidden**2 + 2 * hidden  # pooler and next-sentence head, on the first token only
         return super().flops_per_sample() + 6.0 * pooler
 
 
 class Deberta(LanguageModel):
-    """DeBERTa, masked tokens only."""
+    """DeBERTa with masked tokens as its only objective."""
 
     def __init__(self, config: DebertaV2Config, sequence: int) -> None:
         super().__init__(vocabulary=config.vocab_size, sequence=sequence, positions=config.max_position_embeddings)
@@ -97,39 +98,42 @@ class Deberta(LanguageModel):
 
     def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         masked, labels = mask(tokens)
-        # Without it the model looks for padding, and waits for the device.
+        # Without a mask the model looks for padding, and the host waits for the device.
         attention = torch.ones_like(masked)
         loss: Tensor = self.deberta(input_ids=masked, attention_mask=attention, labels=labels).loss
         return loss
 
     def flops_per_sample(self) -> float:
-        """A transformer's, the layer before the head, and disentangled attention (He et al., DeBERTa, arXiv 2006.03654,
-        section 3.1).
+        """FLOPs of a transformer, of the dense layer before the head, and of disentangled attention, per sample.
 
-        To the scores of content against content, sequence × sequence, each layer adds those of content against position
-        (``c2p``: queries by the keys of the relative positions) and of position against content (``p2c``: keys by the
-        queries of those), each a product of sequence × hidden by hidden × positions, of which the pairs at hand are
-        then looked up. Positions are all that have an embedding, at most ``2 · position_buckets``, however short the
-        sequence.
+        Disentangled attention: He et al., DeBERTa, arXiv 2006.03654, section 3.1. Each layer adds two kinds of scores
+        to the content-to-content scores (sequence × sequence). ``c2p`` (content to position) multiplies queries by the
+        keys of the relative positions. ``p2c`` (position to content) multiplies keys by the queries of the relative
+        positions. Each kind is a product of sequence × hidden by hidden × positions; the model then looks up the pairs
+        that it needs. ``positions`` is the number of relative positions with an embedding, ``2 · position_buckets`` at
+        most, and does not depend on the sequence.
         """
         layers: int = self.config.num_hidden_layers
         hidden: int = self.config.hidden_size
         sequence = self.tokens_per_sample
         encoder = transformer_flops(layers=layers, hidden=hidden, vocabulary=self.vocabulary, sequence=sequence)
         scores = 6.0 * layers * self._relative * hidden * self._positions * sequence
-        return encoder + scores + 6.0 * hidden**2 * sequence  # the layer before the head
+        return encoder + scores + 6.0 * hidden**2 * sequence  # the dense layer before the head
 
     def flops_per_pass(self) -> float:
-        """The relative positions' keys and queries: a product of positions × hidden by hidden × hidden for each, in
-        each layer. It is the same for all samples, and as large where the weights are those of content
-        (``share_att_key``)."""
+        """FLOPs of the keys and queries of the relative positions: a product of positions × hidden by hidden × hidden
+        for each kind of score in each layer.
+
+        They are computed once for all samples. Sharing the weights of the content (``share_att_key``) does not reduce
+        them.
+        """
         layers: int = self.config.num_hidden_layers
         hidden: int = self.config.hidden_size
         return 6.0 * layers * self._relative * self._positions * hidden**2
 
     @property
     def _relative(self) -> int:
-        """Scores that relative positions have part in: ``c2p``, ``p2c`` or both."""
+        """Kinds of scores with relative positions: ``c2p``, ``p2c`` or both."""
         return len(self.config.pos_att_type)
 
     @property
@@ -150,7 +154,7 @@ def masked_bert(
 
 
 def _bert_config(layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> BertConfig:
-    """Without dropout, so that losses can be compared whatever the split."""
+    """A configuration without dropout, so losses are comparable under every split."""
     return BertConfig(
         num_hidden_layers=layers,
         hidden_size=hidden,
@@ -167,7 +171,7 @@ def _bert_config(layers: int, hidden: int, heads: int, vocabulary: int, position
 def deberta_v3(
     *, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None
 ) -> Deberta:
-    """The settings of ``microsoft/deberta-v3-base``, without its dropout."""
+    """The settings of ``microsoft/deberta-v3-base`` without its dropout."""
     return Deberta(
         DebertaV2Config(
             num_hidden_layers=layers,
@@ -193,6 +197,6 @@ def deberta_v3(
 
 
 def mask(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The model's input, and its labels with every token that stayed visible left out (-100)."""
+    """The model's input, and its labels. The label of every visible token is -100, which the loss ignores."""
     hidden = torch.arange(tokens.shape[1], device=tokens.device) % MASKED_EVERY == MASKED_EVERY - 1
     return tokens.masked_fill(hidden, MASK_TOKEN), tokens.masked_fill(~hidden, -100)

@@ -1,4 +1,4 @@
-"""GPT-2 of any size, from the layers of transformers."""
+"""GPT-2 of any size, made of the layers of transformers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench_tests.models.trainable import LanguageModel, transformer_flops
 class GPT(LanguageModel):
     """``GPT2LMHeadModel`` with a forward pass of its own.
 
-    The library's looks for packed sequences with an ``.item()`` on every call: the host waits for the
-    device once a step and can never run ahead.
+    The library's forward pass looks for packed sequences with an ``.item()`` in every call. The host would wait for the
+    device once a step and could never run ahead.
     """
 
     def __init__(self, config: GPT2Config, sequence: int) -> None:
@@ -49,7 +49,10 @@ class GPT(LanguageModel):
 
 
 def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, sequence: int | None = None) -> GPT:
-    """Tied head, fused attention. Without dropout, so that losses can be compared whatever the split."""
+    """A GPT-2 with a tied head and fused attention.
+
+    It has no dropout, so its losses are comparable under every split.
+    """
     return GPT(
         GPT2Config(
             n_layer=layers,
@@ -59,7 +62,7 @@ def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int, positions: int
             n_positions=positions,
             bos_token_id=None,
             eos_token_id=None,
-            # The library's default, "gelu_new", is the same function spelled out in eight kernels.
+            # The library's default, "gelu_new", computes the same function in eight kernels.
             activation_function="gelu_pytorch_tanh",
             embd_pdrop=0.0,
             attn_pdrop=0.0,

@@ -1,4 +1,4 @@
-"""Speech: a transformer that recognises it, and a recurrent network that recognises who speaks."""
+"""Speech models: a transformer that recognises speech, and a recurrent network that recognises speakers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from bench_tests.training.data import SEED, noise_pool, token_pool
 class SpeechTransformer(Trainable):
     """L. Dong et al., "Speech-Transformer", ICASSP 2018, with the dimensions of kaituoxu/Speech-Transformer.
 
-    Reads ``frames`` frames of ``features`` numbers, writes ``symbols`` of ``vocabulary`` symbols and the end of the
-    sentence. Layers normalise after the sum; the head is the embedding.
+    The model reads ``frames`` frames of ``features`` numbers. It writes ``symbols`` symbols of a ``vocabulary``, and
+    the end of the sentence. Layers are post-norm: they normalise after the residual sum. The head shares its weight
+    with the embedding.
     """
 
     START, END = 0, 1
@@ -37,7 +38,7 @@ class SpeechTransformer(Trainable):
         frames: int,
         symbols: int,
     ) -> None:
-        """``layers`` are those of encoder and decoder together."""
+        """``layers`` is the total of encoder and decoder layers."""
         super().__init__()
         self.hidden, self.feed_forward, self.features, self.vocabulary = hidden, feed_forward, features, vocabulary
         self.frames, self.symbols = frames, symbols
@@ -45,7 +46,7 @@ class SpeechTransformer(Trainable):
             "d_model": hidden,
             "nhead": heads,
             "dim_feedforward": feed_forward,
-            "dropout": 0.0,  # so that losses can be compared whatever the split
+            "dropout": 0.0,  # so that losses are comparable under every split
             "batch_first": True,
         }
         self.project = nn.Linear(features, hidden)
@@ -72,19 +73,24 @@ class SpeechTransformer(Trainable):
         before, after = pad(symbols, (1, 0), value=self.START), pad(symbols, (0, 1), value=self.END)
         written = self.embedding(before) * math.sqrt(self.hidden) + self.positions[: self.symbols + 1]
         for layer in self.decoder:
-            # With the flag the mask itself is not read: attention is told that it is causal.
+            # The flag tells attention that it is causal. Attention then does not read the mask.
             written = layer(written, heard, tgt_mask=self.future, tgt_is_causal=True)
         scores = linear(written, self.embedding.weight)
         return cross_entropy(scores.float().flatten(0, 1), after.flatten(), label_smoothing=0.1)
 
     def flops_per_sample(self) -> float:
-        """Weights count one multiply-add forward and two backward for each frame or symbol that meets them, but the
-        first layer's one backward: the frames need no gradient. Scores over the full square, masked or not."""
-        frames, symbols = self.frames, self.symbols + 1  # with the end of the sentence
+        """FLOPs of one training step on one sample.
+
+        Each weight counts one multiply-add forward and two backward for each frame or symbol that it meets. Only the
+        first layer counts one backward, because the frames need no gradient. Attention scores count over the full
+        square, masked or not.
+        """
+        frames, symbols = self.frames, self.symbols + 1  # the symbols and the end of the sentence
         layer = 4 * self.hidden**2 + 2 * self.hidden * self.feed_forward
         weights = len(self.encoder) * layer * frames
-        weights += len(self.decoder) * (layer + 2 * self.hidden**2) * symbols  # queries and result of the second
-        weights += len(self.decoder) * 2 * self.hidden**2 * frames  # its keys and values
+        # Queries and output of the second attention.
+        weights += len(self.decoder) * (layer + 2 * self.hidden**2) * symbols
+        weights += len(self.decoder) * 2 * self.hidden**2 * frames  # keys and values of the second attention
         weights += self.hidden * self.vocabulary * symbols
         pairs = len(self.encoder) * frames**2 + len(self.decoder) * (symbols**2 + symbols * frames)
         return 6.0 * weights + 4.0 * self.features * self.hidden * frames + 12.0 * self.hidden * pairs
@@ -114,20 +120,21 @@ def speech_transformer(
 
 
 class SpeakerEncoder(Trainable):
-    """L. Wan et al., "Generalized end-to-end loss for speaker verification", ICASSP 2018, as coqui-ai/TTS has it, with
-    the angular prototypical loss of J. S. Chung et al., "In defence of metric learning for speaker recognition",
-    Interspeech 2020: each speaker's first utterance must be nearest to the mean of that speaker's others.
+    """L. Wan et al., "Generalized end-to-end loss for speaker verification", ICASSP 2018, in the version of
+    coqui-ai/TTS.
 
-    Neighbouring samples are of one speaker, :data:`UTTERANCES` each, so that every rank gets whole speakers.
+    The loss is the angular prototypical loss of J. S. Chung et al., "In defence of metric learning for speaker
+    recognition", Interspeech 2020. Each speaker's first utterance must be nearest to the mean of the same speaker's
+    other utterances. Each speaker has :data:`UTTERANCES` neighbouring samples, so every rank gets whole speakers.
     """
 
     counts_flops = False
-    """The counter sees the fused kernels of an LSTM as nothing."""
+    """The FLOP counter does not count the fused kernels of an LSTM."""
 
     UTTERANCES = 2
 
     SCALE = 10.0
-    """Of the cosines: the loss's initial value. It is no part of the model, and so is not trained."""
+    """Scale of the cosines: the initial value of the published loss. It is a constant here and is not trained."""
 
     def __init__(self, *, layers: int, hidden: int, embedding: int, features: int, frames: int) -> None:
         super().__init__()
@@ -141,16 +148,17 @@ class SpeakerEncoder(Trainable):
         return self.recurrent
 
     def draw(self, samples: int) -> tuple[Tensor]:
-        """Noise about each speaker's mean spectrum. Raises ``ValueError`` for an odd one out."""
+        """Noise around each speaker's mean spectrum. Raises ``ValueError`` if ``samples`` is not a whole number of
+        speakers."""
         if samples % self.UTTERANCES:
-            raise ValueError(f"{samples} samples are not {self.UTTERANCES} utterances a speaker")
+            raise ValueError(f"{samples} samples cannot be grouped into speakers of {self.UTTERANCES} utterances")
         noise = noise_pool(samples=samples, shape=(self.frames, self.features), pool=SPEAKER_POOL)
         generator = torch.Generator().manual_seed(SEED)
         speakers = torch.randn(SPEAKER_POOL, samples // self.UTTERANCES, 1, self.features, generator=generator)
         return (noise + speakers.repeat_interleave(self.UTTERANCES, dim=1),)
 
     def embed(self, frames: Tensor) -> Tensor:
-        """Unit vectors, samples × embedding, of utterances (samples × frames × features)."""
+        """Unit vectors (samples × embedding) of utterances (samples × frames × features)."""
         x = frames
         for recurrent, project in zip(self.recurrent, self.project, strict=True):
             x = project(recurrent(x)[0])
@@ -164,17 +172,21 @@ class SpeakerEncoder(Trainable):
         return cross_entropy(self.SCALE * cosines, torch.arange(len(first), device=first.device))
 
     def flops_per_sample(self) -> float:
-        """Per frame a layer multiplies its four gates' weights of input and hidden state, and the projection's: one
-        multiply-add forward, two backward, but one for those of the data. The last layer's projection has a gradient
-        at the last frame only, but is computed, and differentiated, at all. The products of the loss, quadratic in a
-        rank's samples and under 0.1 % at any batch here, count as nothing."""
+        """FLOPs of one training step on one sample.
+
+        Per frame, a layer multiplies the weights of its four gates, for input and for hidden state, and the weights of
+        the projection. Each weight counts one multiply-add forward and two backward. The weights that multiply the data
+        count one backward. The last projection has a gradient only at the last frame, but it is computed and
+        differentiated at all frames. The loss's products are quadratic in a rank's samples. They count as nothing: they
+        are under 0.1 % at any batch of the suite.
+        """
         weights = sum(parameter.numel() for parameter in self.parameters() if parameter.dim() == 2)
         data = 4 * self.hidden * self.features
         return (6.0 * weights - 2.0 * data) * self.frames
 
 
 SPEAKER_POOL = 2
-"""Distinct global batches: a saturating one holds tens of thousands of utterances."""
+"""Distinct global batches. The number is small, because a saturating batch holds tens of thousands of utterances."""
 
 
 def speaker_encoder(*, layers: int, hidden: int, embedding: int, features: int, frames: int = 50) -> SpeakerEncoder:
@@ -182,6 +194,9 @@ def speaker_encoder(*, layers: int, hidden: int, embedding: int, features: int, 
 
 
 def sinusoids(positions: int, hidden: int) -> Tensor:
-    """positions × hidden, half sines and half cosines by turns: A. Vaswani et al., arXiv 1706.03762, section 3.5."""
+    """Position encodings (positions × hidden), sines and cosines by turns.
+
+    Source: A. Vaswani et al., arXiv 1706.03762, section 3.5.
+    """
     angles = torch.arange(positions).unsqueeze(1) * torch.exp(torch.arange(0, hidden, 2) * (-math.log(1e4) / hidden))
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

@@ -1,7 +1,8 @@
-"""Import before anything that imports torchvision, transformers included.
+"""Makes torchvision importable on a torch without CUDA. Import this module before torchvision or transformers.
 
-torchvision's wheel for CUDA does not load its own operators on a torch without CUDA, and its import then fails where it
-describes two of them (``nms``, ``qnms``) that are missing. Declared, they need not be there: no model here calls them.
+torchvision's wheel for CUDA cannot load its own operators on a torch without CUDA. Its import then fails, because it
+describes two missing operators (``nms``, ``qnms``). A declaration without an implementation is enough: no model of the
+suite calls them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pathlib import Path
 import torch
 
 LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Kept alive: what it declares goes when it goes."""
+"""A module constant, because torch removes the declarations when the library object is deleted."""
 
 
 def _declare_missing() -> None:
     found = find_spec("torchvision")
     if found is None or not found.submodule_search_locations:
         return
-    # What loads is loaded now, as torchvision would: an operator must not be declared twice.
+    # Load the operators now, as torchvision would: an operator must not be declared twice.
     with contextlib.suppress(OSError):
         library = Path(found.submodule_search_locations[0]) / "_C.so"
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What every model here looks like to a strategy: a module that turns a batch into its loss."""
+"""The interface between models and strategies: a module that turns a batch into its loss."""
 
 from __future__ import annotations
 
@@ -14,52 +14,54 @@ from bench_tests.training.data import token_pool
 class Trainable(nn.Module, ABC):
     """A model with its objective.
 
-    Tensors in and one scalar out: wrappers that walk through inputs and outputs on every forward (DDP, FSDP,
-    DeepSpeed) find nothing to walk through, and the logits die inside.
+    Its forward pass takes tensors and returns one scalar. DDP, FSDP and DeepSpeed walk through inputs and outputs in
+    every forward pass, and here they find nothing nested. The logits are freed inside.
     """
 
     tokens_per_sample: int | None = None
-    """``None`` where a sample is not text."""
+    """``None`` if a sample is not text."""
 
     counts_flops: bool = True
-    """Whether torch's counter sees every operation of :meth:`flops`."""
+    """Whether torch's FLOP counter sees every operation of :meth:`flops`."""
 
     @property
     @abstractmethod
     def blocks(self) -> nn.ModuleList:
-        """The repeated layers in order of execution: the unit in which parameters are gathered."""
+        """The repeated layers in order of execution. Sharding strategies gather parameters block by block."""
 
     @abstractmethod
     def draw(self, samples: int) -> tuple[Tensor, ...]:
-        """Synthetic data of a few global batches, on the CPU, the same on every rank: tensors of shape
-        pool × ``samples`` × …, in the order in which :meth:`forward` takes them. Views that share memory are welcome:
-        a rank copies its own samples out of them."""
+        """Synthetic data for a few global batches, on the CPU, the same on every rank.
+
+        The tensors have shape pool × ``samples`` × … and the order of :meth:`forward`'s arguments. They may be views
+        that share memory: each rank copies its own samples out of them.
+        """
 
     @abstractmethod
     def forward(self, *batch: Tensor) -> Tensor:
-        """Loss (fp32 scalar, mean over what is predicted) of a batch (tensors of shape samples × …)."""
+        """The loss of a batch: an fp32 scalar, the mean over all predictions. The tensors have shape samples × …."""
 
     @abstractmethod
     def flops_per_sample(self) -> float:
-        """Of one training step (forward and backward)."""
+        """FLOPs of one training step (forward and backward) on one sample."""
 
     def flops_per_pass(self) -> float:
-        """What a forward pass and its backward do besides, once for all samples that they take together."""
+        """FLOPs that a forward pass and its backward pass do once, however many samples they take."""
         return 0.0
 
     def flops(self, *, samples: int, passes: int) -> float:
-        """Of a training step that takes so many samples in so many passes, on all devices together."""
+        """FLOPs of a training step with this number of samples and passes, on all devices together."""
         return samples * self.flops_per_sample() + passes * self.flops_per_pass()
 
 
 class LanguageModel(Trainable):
-    """A transformer over samples of ``tokens_per_sample`` tokens of ``vocabulary``."""
+    """A transformer. One sample has ``tokens_per_sample`` tokens of a ``vocabulary``."""
 
     tokens_per_sample: int
     vocabulary: int
 
     def __init__(self, *, vocabulary: int, sequence: int, positions: int) -> None:
-        """Raises ``ValueError`` for a ``sequence`` that the model has too few ``positions`` for."""
+        """Raises ``ValueError`` if ``sequence`` is longer than the model's ``positions``."""
         super().__init__()
         if sequence > positions:
             raise ValueError(f"sequence {sequence} is longer than the {positions} positions of this model")
@@ -70,24 +72,24 @@ class LanguageModel(Trainable):
 
 
 def transformer_flops(*, layers: int, hidden: int, vocabulary: int, sequence: int) -> float:
-    """Floating-point operations to train one sample of ``sequence`` tokens, a multiply-add counting as two.
+    """Floating-point operations to train on one sample of ``sequence`` tokens. A multiply-add counts as two.
 
-    Per layer and token 12·hidden² weights (4 of attention, 8 of the feed-forward layer) and the head's
-    hidden·vocabulary, each one multiply-add forward and two backward. The two products of attention count
-    over the full square, masked or not. Element-wise work and embedding look-ups count as nothing, nor does
-    what a fused kernel computes again in the backward pass.
+    Per token, a layer has 12·hidden² weights (4 of attention, 8 of the feed-forward layer), and the head has
+    hidden·vocabulary. Each weight counts one multiply-add forward and two backward. The two products of attention count
+    over the full square, masked or not. Element-wise work, embedding look-ups and what a fused kernel recomputes in the
+    backward pass count as nothing.
     """
     weights = layers * 12 * hidden**2 + hidden * vocabulary
     return 6.0 * weights * sequence + 12.0 * layers * hidden * sequence**2
 
 
 def layer_flops(model: Trainable, *batch: Tensor) -> float:
-    """Floating-point operations to train ``model`` on ``batch``, as far as its linear and convolution layers do them.
+    """Floating-point operations of the linear and convolution layers to train ``model`` on ``batch``.
 
-    A layer that makes each number of its output from ``fan_in`` numbers does ``2 · fan_in`` operations for it forward,
-    and as many again backward for its weights and for its input, unless that is the data, which needs no gradient.
-    Shapes come from a forward pass on the meta device: nothing is computed or changed, ``batch`` may be empty memory.
-    Products outside such layers (attention, recurrence) are the model's own business.
+    For each number of its output, a layer does ``2 · fan_in`` operations forward, as many backward for its weights, and
+    as many backward for its input. It does none for its input if the input is the data, which needs no gradient. Shapes
+    come from a forward pass on the meta device, so nothing is computed or changed and ``batch`` may be uninitialised
+    memory. Each model adds its products outside such layers (attention, recurrence) itself.
     """
     total = 0.0
 

@@ -1,5 +1,5 @@
-"""U-Net with bilinear upsampling: O. Ronneberger et al., arXiv 1505.04597, in the form that milesial/Pytorch-UNet made
-common (batch norm, padded convolutions)."""
+"""U-Net with bilinear upsampling: O. Ronneberger et al., arXiv 1505.04597, in the version of milesial/Pytorch-UNet
+(batch norm, padded convolutions)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench_tests.training.data import noise_pool
 
 
 class UNet(Trainable):
-    """Tells for every pixel which of two classes it is of: whether the three colours add up to more than nothing."""
+    """Decides for every pixel whether the sum of its three colours is positive."""
 
     def __init__(self, *, channels: Sequence[int], image: Sequence[int]) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class UNet(Trainable):
         self.down = nn.ModuleList(
             nn.Sequential(nn.MaxPool2d(2), _convolutions(above, below, below)) for above, below in pairwise(channels)
         )
-        # On the way up a level takes as many channels from below as it kept on the way down.
+        # On the way up, a level receives as many channels from the level below as it kept on the way down.
         levels = list(reversed(channels))[1:]
         above = [*levels[1:], levels[-1]]
         self.up = nn.ModuleList(
@@ -59,7 +59,7 @@ class UNet(Trainable):
 
 
 def unet(*, channels: Sequence[int] = (64, 128, 256, 512, 512), image: Sequence[int] = (640, 959)) -> UNet:
-    """``channels`` of each level from the top, the last two alike; ``image`` is rows × columns."""
+    """``channels`` has one entry for each level, from the top; the last two are equal. ``image`` is rows × columns."""
     return UNet(channels=channels, image=image)
 
 

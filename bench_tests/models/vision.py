@@ -1,8 +1,8 @@
-"""Image classifiers, from the parts of torchvision and timm.
+"""Image classifiers, made of the parts of torchvision and timm.
 
-Each full-size row is the library's model, parameter by parameter; what a builder leaves open makes the same network
-smaller. Without dropout, so that losses can be compared whatever the split. Images are in the layout of the libraries'
-own defaults (NCHW), and cuDNN picks its algorithms by rule, not by trial, so that launches run the same kernels.
+Each full-size row equals the library's model, parameter by parameter. The builders' other arguments make the same
+network smaller. The models have no dropout, so losses are comparable under every split. Images have the libraries'
+default layout (NCHW). cuDNN chooses algorithms by rule and not by trial, so all launches run the same kernels.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from bench_tests.models.trainable import Trainable, layer_flops
 from bench_tests.training.data import noise_pool, token_pool
 
 IMAGE_POOL = 2
-"""Distinct global batches. Images are large, and stay on the device."""
+"""Distinct global batches. The number is small, because images are large and stay on the device."""
 
 
 class Classifier(Trainable):
-    """``net`` turns images (samples × 3 × ``image`` × ``image``) into ``classes`` scores.
+    """``net`` turns images (samples × 3 × ``image`` × ``image``) into scores of ``classes`` classes.
 
-    Class frequencies follow Zipf's law, which a fresh model learns at once; an image says nothing of its class, and is
-    learned by heart.
+    Class frequencies follow Zipf's law, which a fresh model learns at once. An image does not determine its class, so
+    the model can only memorise images.
     """
 
     def __init__(self, net: nn.Module, *, blocks: Iterable[nn.Module], image: int, classes: int) -> None:
         super().__init__()
         self.net = net
-        self._blocks = tuple(blocks)  # a tuple: as modules they would have two names
+        self._blocks = tuple(blocks)  # a tuple, since a list of modules would give each parameter a second name
         self.image, self.classes = image, classes
 
     @property
@@ -54,7 +54,7 @@ class Classifier(Trainable):
         return cross_entropy(self.net(images).float(), labels)
 
     def flops_per_sample(self) -> float:
-        images = torch.empty(2, 3, self.image, self.image)  # batch norm needs more than one number a channel
+        images = torch.empty(2, 3, self.image, self.image)  # batch norm needs more than one value per channel
         return layer_flops(self, images, torch.empty(2, dtype=torch.long)) / 2
 
 
@@ -74,7 +74,7 @@ def alexnet(
     channels: Sequence[int] = (64, 192, 384, 256, 256),
     hidden: int = 4096,
 ) -> Classifier:
-    """``channels`` of the five convolutions, ``hidden`` units of the two layers before the scores."""
+    """``channels`` of the five convolutions; ``hidden`` is the width of the two layers before the scores."""
     first, second, third, fourth, fifth = channels
     convolutions = [
         nn.Conv2d(3, first, 11, stride=4, padding=2),
@@ -93,13 +93,15 @@ def alexnet(
 
 
 def vgg16(*, classes: int = 1000, image: int = 224, narrower: int = 1, hidden: int = 4096) -> Classifier:
-    """``narrower`` divides the channels of every convolution; ``hidden`` units in the two layers before the scores."""
+    """``narrower`` divides the channels of every convolution. ``hidden`` is the width of the two layers before the
+    scores."""
     plan = [width if isinstance(width, str) else width // narrower for width in cfgs["D"]]
     features = make_layers(plan)
     net = nn.Sequential(
         features, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *_head(512 // narrower * 7 * 7, hidden, classes)
     )
-    # torchvision's: with the default of its layers, the signal of so many of them without normalisation dies out.
+    # torchvision's initialisation. With the layers' defaults the signal vanishes, because so many layers have no
+    # normalisation.
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -113,13 +115,14 @@ def vgg16(*, classes: int = 1000, image: int = 224, narrower: int = 1, hidden: i
 
 
 def resnet(*, block: str, layers: Sequence[int], classes: int = 1000, image: int = 224) -> Classifier:
-    """``block`` is the name of a class of ``torchvision.models.resnet``; ``layers`` of them in each of four stages."""
+    """``block`` names a class of ``torchvision.models.resnet``. ``layers`` gives the number of blocks in each of four
+    stages."""
     net = torchvision_resnet.ResNet(getattr(torchvision_resnet, block), list(layers), num_classes=classes)
     return Classifier(net, blocks=[net.layer1, net.layer2, net.layer3, net.layer4], image=image, classes=classes)
 
 
 def vovnet39a(*, classes: int = 1000, image: int = 224, **smaller: Any) -> Classifier:
-    """timm's ``vovnet39a``; ``smaller`` replaces entries of its configuration."""
+    """timm's ``vovnet39a``. ``smaller`` replaces entries of its configuration."""
     configuration: Mapping[str, Any] = {**model_cfgs["vovnet39a"], **smaller}
     net = VovNet(dict(configuration), num_classes=classes)
     return Classifier(net, blocks=net.stages, image=image, classes=classes)

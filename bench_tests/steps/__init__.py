@@ -1,1 +1,1 @@
-"""The step builders: what a test names, and each rank calls."""
+"""The step builders. A test names one, and each rank calls it."""

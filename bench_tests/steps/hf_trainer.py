@@ -1,7 +1,8 @@
-"""Step builders around transformers' ``Trainer``: its loops are the real ones, advanced step by step.
+"""Step builders around transformers' ``Trainer``. They run its real loops, one step at a time.
 
-What ``Trainer`` does besides the model's work (loading data, clipping, bookkeeping, its own waits for the device) is
-measured with it. It is set up as a careful user would: nothing is logged or saved unless asked for.
+The measured step includes everything that ``Trainer`` does besides the model's work: loading data, clipping,
+bookkeeping, its own waits for the device. ``Trainer`` has the set-up of a careful user: it logs and saves nothing
+unless asked to.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 ENDLESS = 1_000_000
-"""Optimisation steps that a training is announced with when somebody else decides when it ends."""
+"""Optimisation steps that a training announces if its caller decides when it ends."""
 
 LOGGING_STEPS = 10
-"""Between two reports of the loss, where there is somebody to report to."""
+"""Steps between two reports of the loss, if there is a reporter."""
 
 LAUNCHER = ("LOCAL_RANK", "WORLD_SIZE")
-"""Environment variables that tell ``Trainer`` that it was started as a rank."""
+"""Environment variables that tell ``Trainer`` that a launcher started this process as a rank."""
 
 LOGGED = {
     "train_runtime_s": "train_runtime",
@@ -52,23 +53,23 @@ LOGGED = {
     "eval_steps_per_s": "eval_steps_per_second",
     "eval_loss": "eval_loss",
 }
-"""Figure of a whole run -> the name that ``Trainer`` logs it under."""
+"""Name of a whole run's figure -> the name that ``Trainer`` logs it under."""
 
 
 def trainer_train(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
     """One optimisation step of ``Trainer.train()`` over a data set of ``samples`` samples, epoch after epoch.
 
-    ``work``: fields of :class:`Work`. Raises ``ValueError`` for what does not fit together.
+    ``work`` holds fields of :class:`Work`. Raises ``ValueError`` if the parameters do not fit together.
     """
     step, _ = _training(Work(mesh=mesh, **work), samples)
     return step
 
 
 def trainer_eval(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
-    """One prediction step of ``Trainer.evaluate()``, which is called again and again over ``samples`` samples.
+    """One prediction step of ``Trainer.evaluate()``, which runs again and again over ``samples`` samples.
 
-    A step that ends one evaluation and begins the next takes as long as that takes. ``work``: fields of :class:`Work`.
-    Raises ``ValueError`` for what does not fit together.
+    Between two evaluations a step also contains the end of one and the start of the next. ``work`` holds fields of
+    :class:`Work`. Raises ``ValueError`` if the parameters do not fit together.
     """
     work_ = Work(mesh=mesh, **work)
     work_.whole("evaluation", samples, work_.batch_of_all)
@@ -93,7 +94,7 @@ def trainer_eval(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
         run=run,
         samples=work_.batch_of_all,
         tokens=work_.batch_of_all * work_.sequence,
-        flops=work_.flops(passes=1) / 3,  # forward alone, of which backward is twice as much
+        flops=work_.flops(passes=1) / 3,  # forward alone: backward would be twice as much
         counts_flops=work_.counts_flops,
         dtype=work_.dtype,
         devices=work_.devices,
@@ -103,11 +104,11 @@ def trainer_eval(mesh: DeviceMesh, *, samples: int, **work: Any) -> Step:
 
 
 def trainer_run(mesh: DeviceMesh, *, train_samples: int, eval_samples: int, epochs: int, **work: Any) -> Step:
-    """The step of :func:`trainer_train`; its figures are what ``Trainer`` logs of a whole run that follows.
+    """The step of :func:`trainer_train`, with figures that ``Trainer`` logs for a whole run afterwards.
 
-    The run is one call of ``Trainer.train()``, on a fresh model in this warm process: ``epochs`` epochs with an
-    evaluation after each, which ``Trainer`` counts into the time of the training. The evaluation's figures are those of
-    the last one; the training's loss, unless it reports, is that of rank 0's samples.
+    The run is one call of ``Trainer.train()`` with a fresh model in this warm process. It has ``epochs`` epochs with an
+    evaluation after each. ``Trainer`` counts the evaluations into the time of the training. The evaluation's figures
+    come from the last evaluation. The training's loss covers the samples of rank 0 only, unless the training reports.
     """
     work_ = Work(mesh=mesh, **work)
     work_.whole("evaluation", eval_samples, work_.batch_of_all)
@@ -132,7 +133,7 @@ def trainer_run(mesh: DeviceMesh, *, train_samples: int, eval_samples: int, epoc
 
 
 def _training(work: Work, samples: int) -> tuple[Step, Callable[[], None]]:
-    """The step, and what ends the training for good."""
+    """The step of a training, and a function that ends the training."""
     samples_per_step = work.batch_of_all * work.accumulation
     work.whole("training", samples, samples_per_step)
     model, (data,) = work.build(samples)
@@ -160,13 +161,14 @@ def _training(work: Work, samples: int) -> tuple[Step, Callable[[], None]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is trained and how.
+    """The model, its data and how ``Trainer`` trains it.
 
-    Each step takes ``accumulation`` times ``batch`` samples of ``sequence`` tokens for every rank, or for every one of
-    the ``devices`` of a single rank (``nn.DataParallel``). ``Trainer`` deals batches to ranks in turn, so that the
-    samples of a step depend on their total only: one rank that accumulates more trains on the same ones. With
-    ``checkpointing`` a layer keeps its input alone, and backward computes the rest again. ``report_to`` is one of
-    ``Trainer``'s reporters; what it logs goes to ``runs/``.
+    A step takes ``accumulation`` times ``batch`` samples of ``sequence`` tokens on every rank, or on each of the
+    ``devices`` of a single rank (``nn.DataParallel``). ``Trainer`` gives batches to ranks in turn, so the samples of a
+    step depend only on their total number. One rank that accumulates more therefore trains on the same samples.
+    ``checkpointing`` turns on activation checkpointing: a layer keeps only its input, and backward computes the rest
+    again. ``report_to`` is a reporter of ``Trainer``; its logs go to ``runs/``. Raises ``ValueError`` if the fields do
+    not fit together.
     """
 
     mesh: DeviceMesh
@@ -181,71 +183,77 @@ class Work:
 
     def __post_init__(self) -> None:
         if self.devices > 1 and self.mesh.size() > 1:
-            raise ValueError(f"nn.DataParallel is one rank with several devices, not {self.mesh.size()} ranks")
+            raise ValueError(f"nn.DataParallel needs one rank with several devices, not {self.mesh.size()} ranks")
         if self.devices > 1 and self.devices > torch.cuda.device_count():
-            raise ValueError(f"nn.DataParallel over {self.devices} GPUs, and {torch.cuda.device_count()} are here")
+            raise ValueError(f"nn.DataParallel needs {self.devices} GPUs, and torch sees {torch.cuda.device_count()}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision {self.precision!r} is unknown to Trainer; known: {', '.join(PRECISIONS)}")
         if self.precision == "fp16" and self.device.type == "cpu":
-            raise ValueError("Trainer has no fp16 on a CPU: take bf16")
+            raise ValueError("Trainer does not support fp16 on a CPU: use bf16")
 
     @property
     def device(self) -> torch.device:
-        return torch.empty(0, device=self.mesh.device_type).device  # with its index
+        return torch.empty(0, device=self.mesh.device_type).device  # the device with its index
 
     @property
     def batch_of_all(self) -> int:
-        """Samples of one forward pass on all devices."""
+        """Samples of one forward pass on all devices together."""
         return self.batch * self.devices * self.mesh.size()
 
     @property
     def dtype(self) -> str:
-        """Of the matrix products. The autocast around a model does not reach its copies in ``nn.DataParallel``."""
+        """Number format of the matrix products. Autocast around a model does not reach its copies in
+        ``nn.DataParallel``, so they stay fp32."""
         return "fp32" if self.devices > 1 and self.precision in ("bf16", "fp16") else self.precision
 
     @property
     def counts_flops(self) -> bool:
-        """The counter sees what checkpointing computes again, and nothing of ``nn.DataParallel``'s threads."""
+        """Whether the FLOP counter is right. It also counts what checkpointing recomputes, and it misses the threads of
+        ``nn.DataParallel``."""
         return not self.checkpointing and self.devices == 1
 
     def flops(self, *, passes: int) -> float:
-        """Of a training step with so many forward and backward passes on each device, by formula."""
+        """FLOPs, by formula, of a training step with this number of forward and backward passes on each device."""
         module = find_model(self.model).build("meta", sequence=self.sequence)
         devices = self.devices * self.mesh.size()
         return module.flops(samples=passes * self.batch_of_all, passes=passes * devices)
 
     def whole(self, what: str, samples: int, samples_per_step: int) -> None:
-        """Raises ``ValueError`` unless every step has as many samples as any other."""
+        """Raises ``ValueError`` unless all steps have the same number of samples."""
         if samples % samples_per_step:
-            raise ValueError(f"{what} with {samples} samples is no whole number of steps of {samples_per_step}")
+            raise ValueError(f"{what} with {samples} samples is not a whole number of steps of {samples_per_step}")
 
     def build(self, *sizes: int) -> tuple[nn.Module, list[Samples]]:
-        """The model, and data sets of ``sizes`` samples that have none in common; the same on every rank."""
+        """The model, and data sets of ``sizes`` samples without common samples. Both are the same on every rank.
+
+        Raises ``ValueError`` if the model is not one that ``Trainer`` trains here.
+        """
         module = find_model(self.model).build(self.device, sequence=self.sequence)
         if not isinstance(module, Deberta):
-            raise ValueError(f"Trainer trains a masked language model here, and {self.model!r} is none")
-        # Trainer divides the loss by the number of accumulated batches unless the model takes ``num_items_in_batch``.
-        # This one takes it, with any other keyword, and ignores it: the loss would come out too large by that number
-        # and by that of the ranks.
+            raise ValueError(f"Trainer trains only DeBERTa models here, and {self.model!r} is not one")
+        # Trainer divides the loss by the number of accumulated batches, but not for a model that takes
+        # ``num_items_in_batch``. This model accepts any keyword and ignores that one. Without this line its loss would
+        # be too large by the number of accumulated batches and by the number of ranks.
         module.deberta.accepts_loss_kwargs = False
         tokens = module.draw(math.ceil(sum(sizes) / POOL))[0].flatten(0, 1)[: sum(sizes)]
         return module.deberta, [Samples(part) for part in torch.split(tokens, list(sizes))]
 
     def trainer(self, model: nn.Module, **options: Any) -> SteppedTrainer:
-        """``options``: ``Trainer``'s data sets, and arguments of the training that are not the same for all."""
-        # TF32 is a switch of the whole process; Trainer turns on the other formats.
+        """A ``Trainer`` for ``model``. ``options`` are ``Trainer``'s data sets, and training arguments that differ
+        between step builders."""
+        # TF32 is a switch of the whole process. Trainer itself turns on the other formats.
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         on_cpu = self.device.type == "cpu"
         if on_cpu:
-            # The threads that this rank has; where the variable is missing, accelerate decides on its own.
+            # The number of this rank's threads. Without the variable accelerate would choose a number.
             os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         reports = self.report_to != "none"
         datasets = {name: options.pop(name) for name in ("train_dataset", "eval_dataset") if name in options}
-        # Told that it was launched, Trainer puts a lone rank into DDP too, and accelerate's no_sync, which does nothing
-        # for one process, lets DDP go over the gradients after each accumulated batch.
+        # If Trainer sees a launcher, it wraps even a lone rank in DDP. For one process accelerate's no_sync does
+        # nothing, so DDP would go over the gradients after each accumulated batch.
         with _no_launcher() if self.mesh.size() == 1 else nullcontext():
             arguments = TrainingArguments(
-                # Made even where nothing is put there: then one that exists.
+                # Trainer creates the folder even if it writes nothing. Without a reporter an existing folder is used.
                 output_dir=f"runs/{self.model}-{self.precision}-{self.batch_of_all}"
                 if reports
                 else tempfile.gettempdir(),
@@ -268,14 +276,14 @@ class Work:
                 report_to=self.report_to,
                 logging_strategy="steps" if reports else "no",
                 logging_steps=LOGGING_STEPS,
-                # It would read every loss, and so wait for the device in every forward pass.
+                # The filter would read every loss, so the host would wait for the device in every forward pass.
                 logging_nan_inf_filter=False,
                 save_strategy="no",
                 disable_tqdm=True,
                 **options,
             )
             if self.mesh.size() == 1:
-                arguments._n_gpu = self.devices  # all that are visible, if left alone
+                arguments._n_gpu = self.devices  # Trainer's default is all visible GPUs
             trainer = SteppedTrainer(model, arguments, data_collator=default_data_collator, **datasets)
         if self.precision == "fp16":
             begin_as_elsewhere(trainer.accelerator.scaler)
@@ -283,27 +291,27 @@ class Work:
 
 
 def begin_as_elsewhere(scaler: torch.amp.GradScaler) -> None:
-    """Give ``scaler`` the loss scale that the rest of the suite begins with: ``Trainer`` has no argument for it.
+    """Set ``scaler`` to the loss scale that the rest of the suite starts with. ``Trainer`` has no argument for it.
 
-    A reference accumulates more, so its losses are divided by more: at torch's own scale gradients overflow in one of
-    the two only. Call it before the first loss is scaled.
+    A reference accumulates more batches, so its losses are divided by a larger number. At torch's own scale, gradients
+    would overflow only in the training or only in the reference. Call this function before the first loss is scaled.
     """
     scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**LOSS_SCALE_POWER})
 
 
 SEED = 42
-"""Of the order of the samples."""
+"""Seed of the order of the samples."""
 
 
 class SteppedTrainer(Trainer):  # type: ignore[misc]
-    """A ``Trainer`` that keeps the losses of a step on their device."""
+    """A ``Trainer`` that keeps the losses of a step on the device."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._losses: list[Tensor] = []
 
     def step_loss(self) -> Tensor:
-        """Loss since the last call: a detached scalar on the device. ``Trainer`` has divided it by the number of
+        """The loss since the last call: a detached scalar on the device. ``Trainer`` has divided it by the number of
         accumulated batches."""
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum()
@@ -321,16 +329,17 @@ class SteppedTrainer(Trainer):  # type: ignore[misc]
     def _wrap_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         wrapped: nn.Module = super()._wrap_model(model, *args, **kwargs)
         if isinstance(wrapped, nn.DataParallel) and wrapped is not model:
-            return nn.DataParallel(model, device_ids=list(range(self.args.n_gpu)))  # Trainer's has all that are visible
+            # Trainer's own wrapper takes all visible GPUs.
+            return nn.DataParallel(model, device_ids=list(range(self.args.n_gpu)))
         return wrapped
 
 
 class Samples(Dataset[dict[str, Tensor]]):
-    """Masked samples of ``tokens`` (int64, samples × sequence)."""
+    """A data set of masked samples, made of ``tokens`` (int64, samples × sequence)."""
 
     def __init__(self, tokens: Tensor) -> None:
         self.inputs, self.labels = mask(tokens)
-        # As from a tokenizer. Without it the model looks for padding, and waits for the device.
+        # The mask that a tokenizer returns. Without it the model looks for padding, and the host waits for the device.
         self.attention = torch.ones_like(tokens)
 
     def __len__(self) -> int:
@@ -345,7 +354,7 @@ class Samples(Dataset[dict[str, Tensor]]):
 
 
 class _Pauses(TrainerCallback):  # type: ignore[misc]
-    """Hands the turn over after each optimisation or prediction step."""
+    """Calls ``pause`` after each optimisation or prediction step."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self.pause = pause
@@ -359,8 +368,8 @@ class _Pauses(TrainerCallback):  # type: ignore[misc]
 
 @contextmanager
 def _no_launcher() -> Iterator[None]:
-    """Let ``Trainer`` find what it finds in a script that ``python`` started: there it splits batches over GPUs by
-    itself."""
+    """Hide the launcher's variables. Without them ``Trainer`` behaves as in a plain ``python`` script and splits
+    batches over GPUs itself."""
     hidden = {name: os.environ.pop(name) for name in LAUNCHER if name in os.environ}
     try:
         yield

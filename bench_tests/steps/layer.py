@@ -1,6 +1,6 @@
-"""Step builders that train nothing: one layer, one matrix product, one element-wise product, on one device.
+"""Step builders without training: one layer, one matrix product or one element-wise product, on one device.
 
-What is too short for the clock is repeated within a step: see :func:`repeats`.
+A pass that is too short to time is repeated within a step; see :func:`repeats`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SEED = 1234
-"""Of weights and data."""
+"""Seed of weights and data."""
 
 LEAST_FLOPS, LEAST_BYTES, LEAST_ON_A_CPU = 1e13, 5e10, 1e6
-"""What a step does at least: see :func:`repeats`."""
+"""The least work of a step; see :func:`repeats`."""
 
 
 def layer_pass(
@@ -42,18 +42,18 @@ def layer_pass(
     ffn: int,
     counting: str = "exact",
 ) -> Step:
-    """Passes of one layer whose weights are in ``precision``, over random states.
+    """Passes of one layer with weights in ``precision`` over random states.
 
-    ``layer``, ``mode``, ``direction`` and ``counting`` are named in :mod:`bench_tests.layers`. Backward starts
-    from a random gradient of the output; gradients of weights and inputs replace those of the pass before. Raises
-    ``ValueError`` for a name or a combination that does not exist.
+    :mod:`bench_tests.layers` defines the values of ``layer``, ``mode``, ``direction`` and ``counting``. Backward starts
+    from a random gradient of the output. The gradients of weights and inputs replace the gradients of the previous
+    pass. Raises ``ValueError`` for an unknown name or an impossible combination.
     """
     row, how, device = find_layer(layer), find_mode(mode), _device(mesh)
     _choose("direction", direction, DIRECTIONS)
     _choose("counting", counting, COUNTINGS)
     _choose("precision", precision, PRECISIONS)
     if counting == "published" and direction == "fwd":
-        raise ValueError("counting 'published' differs from 'exact' in the backward pass, and direction is 'fwd'")
+        raise ValueError("counting 'published' needs a backward pass, and direction 'fwd' has none: use 'fwd_bwd'")
     if how.graphed and device.type != "cuda":
         raise ValueError(f"mode {mode!r} needs a CUDA device, and this one is a {device.type}")
 
@@ -79,7 +79,8 @@ def layer_pass(
         samples=batch * count,
         tokens=batch * sequence * count,
         flops=flops * count,
-        # The counter sees neither into compiled code nor into a graph, nor what published counting makes up.
+        # The FLOP counter sees neither compiled code nor a CUDA graph. It also misses the products that published
+        # counting adds.
         counts_flops=not (how.compiled or how.graphed) and counting == "exact",
         dtype=precision,
         parameters=lambda: written,
@@ -89,10 +90,10 @@ def layer_pass(
 
 
 def matrix_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
-    """Products of two square matrices of ``size``, of normally distributed numbers.
+    """Products of two square matrices of size ``size`` with normally distributed numbers.
 
-    fp8 is e4m3 into bf16, accumulated in fp32 throughout, as the peaks in the hardware table are. Raises
-    ``ValueError`` for a format that there is none of.
+    In fp8 the inputs are e4m3, the output is bf16, and the accumulation is fp32, like the peaks in the hardware table.
+    Raises ``ValueError`` for an unknown number format.
     """
     formats = {**PRECISIONS, "fp8": torch.float8_e4m3fn}
     _choose("precision", precision, formats)
@@ -102,7 +103,7 @@ def matrix_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
     left, right = (matrix.to(formats[precision]) for matrix in torch.randn(2, size, size, device=device))
     if precision == "fp8":
         product = torch.zeros(size, size, dtype=torch.bfloat16, device=device)
-        right, one = right.t(), torch.ones((), device=device)  # its kernels want the right one column by column
+        right, one = right.t(), torch.ones((), device=device)  # fp8 kernels need the right matrix in column-major order
 
         def once() -> None:
             torch._scaled_mm(left, right, one, one, out_dtype=product.dtype, out=product)
@@ -128,8 +129,8 @@ def matrix_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
 def vector_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
     """Element-wise products of two vectors of ``size`` numbers: one operation for three numbers moved.
 
-    ``figure.bytes_per_step`` is what has to be moved, if no cache keeps it: two vectors read, one written. Raises
-    ``ValueError`` for a format that there is none of.
+    ``figure.bytes_per_step`` is the memory traffic without any cache: two vectors read, one written. Raises
+    ``ValueError`` for an unknown number format.
     """
     _choose("precision", precision, PRECISIONS)
     device = _device(mesh)
@@ -143,7 +144,7 @@ def vector_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
         trains=False,
         samples=count,
         flops=float(size * count),
-        counts_flops=False,  # the counter counts matrix products only
+        counts_flops=False,  # the FLOP counter counts matrix products only
         dtype=precision,
         parameters=lambda: [product],
         figures=lambda: _figures([product], passes_per_step=count, bytes_per_step=moved * count),
@@ -151,11 +152,12 @@ def vector_product(mesh: DeviceMesh, *, precision: str, size: int) -> Step:
 
 
 def repeats(amount: float, device_type: str, *, least: float) -> int:
-    """How often a step repeats a pass that does ``amount`` of work, so that it does ``least`` of it.
+    """How often a step repeats a pass with ``amount`` of work, so that the step does ``least`` work.
 
-    So long that a plan's most steps fill its window: a device clocks down only after some time at its power cap, and
-    what its counter of energy says of less than a second is rough. An H200 takes 10 ms or more for 10¹³ FLOPs or
-    5·10¹⁰ bytes (5 ms in fp8), and a V100 0.7 s in fp32. A CPU is slower: there 10⁶ of either are enough.
+    With this length the steps of a plan fill its window. A short window would mislead: a device clocks down only after
+    some time at its power cap, and its energy counter is imprecise below one second. An H200 takes 10 ms or more for
+    10¹³ FLOPs or 5·10¹⁰ bytes (5 ms in fp8); a V100 takes 0.7 s in fp32. A CPU is slower, so 10⁶ of either are enough
+    there.
     """
     return max(1, math.ceil((LEAST_ON_A_CPU if device_type == "cpu" else least) / amount))
 
@@ -181,7 +183,7 @@ def _forward_backward(
 
     def once() -> None:
         for tensor in wanted:
-            tensor.grad = None  # else the new gradient is added to it, which no step that clears gradients does
+            tensor.grad = None  # otherwise the new gradient would be added, unlike in a step that clears gradients
         torch.autograd.backward(run_layer(*states), above)
         written[:] = [tensor.grad for tensor in wanted if tensor.grad is not None]
 
@@ -189,7 +191,7 @@ def _forward_backward(
 
 
 def _recorded(once: Callable[[], None], written: list[Tensor]) -> Recording[None]:
-    """A replay writes to ``written`` again."""
+    """A recording of ``once``. A replay overwrites ``written``."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -198,7 +200,7 @@ def _recorded(once: Callable[[], None], written: list[Tensor]) -> Recording[None
     torch.cuda.current_stream().wait_stream(aside)
     recording = Recording(once)
     for tensor in written:
-        tensor.zero_()  # recording runs nothing: these hold whatever was there before
+        tensor.zero_()  # recording runs nothing, so these tensors hold uninitialised memory
     return recording
 
 
@@ -211,12 +213,12 @@ def _repeated(once: Callable[[], object], count: int) -> Callable[[], None]:
 
 
 def _set_products(precision: str) -> None:
-    """TF32 is a switch of the whole process; the other formats are chosen tensor by tensor."""
+    """Set the process-wide switch for TF32. The type of each tensor decides about the other formats."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 def _device(mesh: DeviceMesh) -> torch.device:
-    """The rank's own, with its index."""
+    """The rank's own device with its index. Raises ``ValueError`` for a mesh of several devices."""
     if mesh.size() != 1:
         raise ValueError(f"a layer or product is measured on one device, and the mesh has {mesh.size()}")
     return torch.empty(0, device=mesh.device_type).device
@@ -228,7 +230,8 @@ def _choose(what: str, name: str, names: Iterable[str]) -> None:
 
 
 def _figures(written: Iterable[Tensor], **figures: float) -> dict[str, float]:
-    """``figures``; raises ``FloatingPointError`` where what they are of overflowed, and is no layer's work."""
+    """``figures``. Raises ``FloatingPointError`` if a written tensor is not finite, because an overflow makes the
+    timing meaningless."""
     if not all(bool(tensor.isfinite().all()) for tensor in written):
         raise FloatingPointError("a pass wrote numbers that are not finite")
     return figures

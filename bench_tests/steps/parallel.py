@@ -1,4 +1,4 @@
-"""The step builder of 3D parallelism: one GPT, split along all three axes by an engine."""
+"""The step builder of 3D parallelism: an engine splits one GPT along all three axes."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def parallel_step(
     micro_batch: int,
     schedule: str | None = None,
 ) -> Step:
-    """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, whatever the mesh.
+    """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, on any mesh.
 
-    Each data-parallel position takes its equal part of them, ``micro_batch`` at a time, and a pipeline takes those in
-    the order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises ``ValueError`` for a name
-    or a combination that does not exist.
+    Each data-parallel position takes an equal part of the samples, ``micro_batch`` samples at a time. A pipeline runs
+    the micro-batches in the order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises
+    ``ValueError`` for an unknown name or an impossible combination.
     """
     dp = axis(mesh, "dp")
     replicas, position = (1, 0) if dp is None else (dp.size(), dp.get_local_rank())
     micro_batches, rest = divmod(global_batch, micro_batch * replicas)
     if rest or not micro_batches:
-        raise ValueError(f"{global_batch} samples cannot be dealt to {replicas} replicas, {micro_batch} at a time")
+        raise ValueError(f"{global_batch} samples cannot be split over {replicas} replicas, {micro_batch} at a time")
     engine_row = None if engine == "reference" else find_engine(engine)
     if engine_row is not None:
         pp, tp = axis(mesh, "pp"), axis(mesh, "tp")
@@ -51,10 +51,10 @@ def parallel_step(
             names = "none without a pipeline" if pp is None else ", ".join(engine_row.schedules)
             raise ValueError(f"engine {engine!r} has no schedule {schedule!r} on this mesh; known: {names}")
 
-    if precision not in PRECISIONS:  # fp8, which only strategies train in: bf16 would be measured under its name
+    if precision not in PRECISIONS:  # fp8, which only strategies support: an engine would measure bf16 under its name
         raise ValueError(f"precision {precision!r} is unknown to the engines; known: {', '.join(PRECISIONS)}")
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # of the whole process
-    device = torch.empty(0, device=mesh.device_type).device  # with its index
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")  # a switch of the whole process
+    device = torch.empty(0, device=mesh.device_type).device  # the device with its index
     model_row = find_model(model)
     recipe = Recipe(precision=precision, learning_rate=model_row.learning_rate, device=device)
     module = model_row.build(device, sequence=sequence)

@@ -1,4 +1,4 @@
-"""The step builder of the suite: a model, trained with a strategy."""
+"""The step builder of most suites: a model, trained with a data-parallel strategy."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ def train_step(
 ) -> Step:
     """One optimisation step of ``model`` on ``mesh``, whose only axis is ``dp``.
 
-    Each rank takes ``micro_batches`` times ``micro_batch`` samples; ``sample`` says what one is where the model leaves
-    that open (``sequence`` tokens, ``image`` size). The result depends on their total over all ranks only, not on how
-    they are split (but for batch norm, which sees a rank's micro-batch, and so for losses that hold samples of one
-    micro-batch against each other). ``learning_rate`` and ``warmup_steps`` replace those of the model's row. With
-    ``graph`` the model is compiled, and the strategy wraps what comes out. In ``fp8`` only the linear layers of the
-    blocks take 8-bit numbers, and all FLOPs are held against that peak. Raises ``ValueError`` for a name or a
-    combination that does not exist.
+    Each rank takes ``micro_batches`` micro-batches of ``micro_batch`` samples. ``sample`` defines one sample where the
+    model leaves that open (``sequence`` in tokens, ``image`` in pixels). ``learning_rate`` and ``warmup_steps`` replace
+    the values of the model's row. With ``graph`` the model is compiled first, and the strategy wraps the compiled
+    model. With ``fp8`` only the linear layers of the blocks use 8-bit numbers, but the MFU relates all FLOPs to the fp8
+    peak.
+
+    The result depends only on the total number of samples, not on their split over ranks and micro-batches. There are
+    two exceptions: batch norm, which sees one micro-batch of one rank, and losses that compare the samples of one
+    micro-batch with each other.
+
+    Raises ``ValueError`` for an unknown name or an impossible combination.
     """
     dp = mesh["dp"]
     if mesh.size() != dp.size():
-        raise ValueError(f"strategies of this suite are purely data parallel, and the mesh is {mesh}")
+        raise ValueError(f"strategies need a mesh with the axis dp alone, and the mesh is {mesh}")
     model_row, strategy_row = find_model(model), find_strategy(strategy)
     warmup = warmup_steps or model_row.warmup_steps
     if not strategy_row.accumulates:
@@ -51,14 +55,14 @@ def train_step(
         if warmup > 1:
             raise ValueError(f"strategy {strategy!r} has one learning rate, and no warm-up of {warmup} steps")
 
-    # TF32 is a switch of the whole process; the other formats are chosen tensor by tensor.
+    # TF32 is a switch of the whole process. The type of each tensor decides about the other formats.
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    device = torch.empty(0, device=mesh.device_type).device  # with its index
+    device = torch.empty(0, device=mesh.device_type).device  # the device with its index
     rate = learning_rate or model_row.learning_rate
     recipe = Recipe(precision=precision, learning_rate=rate, warmup_steps=warmup, device=device)
     module = model_row.build(device, **sample)
     samples = micro_batch * micro_batches * dp.size()
-    # Asked before a strategy takes the module apart.
+    # Read these before a strategy takes the module apart.
     flops, tokens_per_sample = module.flops(samples=samples, passes=micro_batches * dp.size()), module.tokens_per_sample
     counts_flops = module.counts_flops and graph is None
     if precision == "fp8":
@@ -67,7 +71,7 @@ def train_step(
         find_graph(graph).compile(module)
 
     pools = module.draw(samples)
-    # Contiguous first: a view of shared memory would keep its odd strides on the device.
+    # Contiguous first, because a view of shared memory would keep its strides on the device.
     mine = [pool.chunk(dp.size(), dim=1)[dp.get_local_rank()].contiguous().to(device) for pool in pools]
     batches = cycle(list(zip(*mine, strict=True)))
 

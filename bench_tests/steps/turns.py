@@ -1,4 +1,4 @@
-"""A loop that cannot be taken apart, run piece by piece."""
+"""Runs a loop step by step that its library only offers as a whole."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 class Turns:
-    """A function that goes on only while :meth:`step` waits for it.
+    """A function that runs only while :meth:`step` waits for it.
 
-    It runs in a thread of its own, and calls :meth:`pause` where a piece of its work ends. Of the two threads one
-    always waits for the other, so that they issue work to the device in one order, as a single thread would. A dispatch
-    mode of the caller's thread, such as a FLOP counter, sees the operations of the piece that it waits for.
+    The function runs in a thread of its own and calls :meth:`pause` at the end of each piece of work. One of the two
+    threads always waits for the other. Both therefore issue work to the device in one order, like a single thread. A
+    dispatch mode of the caller's thread, such as a FLOP counter, sees the operations of the piece that the caller waits
+    for.
     """
 
     def __init__(self, work: Callable[[], object], device: torch.device) -> None:
         self._work, self._device = work, device
-        # Locks as binary semaphores, each released by the other side: threading's are built on them, in Python.
+        # Locks serve as binary semaphores: each is released by the other thread. threading.Semaphore is Python code on
+        # top of locks.
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -29,14 +31,14 @@ class Turns:
         self._stopping = False
         self._ended = False
         self._error: BaseException | None = None
-        # A daemon: it waits for its turn when the process ends, and nobody gives it one.
+        # A daemon thread, because at the end of the process it still waits for a turn that never comes.
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
         self._thread.start()
 
     def step(self) -> None:
-        """Let the work go on to its next pause.
+        """Let the work run to its next pause.
 
-        Raises what the work raises, and ``RuntimeError`` if it comes to its end.
+        Raises what the work raises, and ``RuntimeError`` if the work ends.
         """
         if not self._ended:
             self._modes = _get_current_dispatch_mode_stack()
@@ -45,16 +47,16 @@ class Turns:
         if self._error is not None:
             raise self._error
         if self._ended:
-            raise RuntimeError("the work is at its end: there is no next step")
+            raise RuntimeError("the work has ended: there is no next step")
 
     def pause(self) -> None:
-        """Called by the work: wait for the next turn."""
+        """Wait for the next turn. The work calls this method."""
         self._seen_by.close()
         self._back.release()
         self._wait()
 
     def stop(self) -> None:
-        """End the work where it pauses. Raises what it raises on its way out."""
+        """End the work at its pause. Raises what the work raises while it ends."""
         self._stopping = True
         if not self._ended:
             self._go.release()
@@ -66,14 +68,14 @@ class Turns:
         self._go.acquire()
         if self._stopping:
             raise _Stopped
-        # Which modes are on is a thread's own matter.
+        # Dispatch modes belong to a thread, so this thread enters the caller's modes.
         for mode in self._modes:
             self._seen_by.enter_context(mode)
 
     def _run(self) -> None:
         try:
             self._wait()
-            # And so is which device is the current one.
+            # The current device belongs to a thread too.
             if self._device.type != "cpu":
                 torch.accelerator.set_device_index(self._device)
             self._work()
@@ -87,4 +89,4 @@ class Turns:
 
 
 class _Stopped(BaseException):
-    """Goes through the work's own handlers of exceptions."""
+    """Ends the work. It is no ``Exception``, so the work's own handlers do not catch it."""

@@ -1,8 +1,8 @@
 """The ways to split training over data-parallel ranks, by name. A strategy is a function and its row here.
 
-A function takes the model, its data-parallel mesh, the recipe and the options of its row, and gives back a
-:class:`~bench_tests.training.recipe.Trainee`. Options are chosen for GPUs that are linked all to all,
-where the host, not the link, sets the pace: few calls, large messages.
+A strategy's function takes the model, its data-parallel mesh, the recipe and the options of its row. It returns a
+:class:`~bench_tests.training.recipe.Trainee`. The options are chosen for GPUs with all-to-all links, where the host
+sets the pace and the links do not: few calls and large messages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from bench_tests.training.recipe import Trainee
 
 RECORDED = "bench_tests.strategies.recorded:recorded"
-"""The function of a row whose steps are a CUDA graph."""
+"""The function of rows whose steps are a CUDA graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A way to train. ``function`` is an import path ``package.module:function``, called with ``options``. How far its
-    losses may be from the unsharded model's is in :mod:`bench_tests.tolerances`."""
+    """A way to train.
+
+    ``function`` is an import path ``package.module:function``. It is called with ``options``.
+    :mod:`bench_tests.tolerances` says how far the losses may be from the unsharded model's losses.
+    """
 
     function: str
     title: str
@@ -30,15 +33,15 @@ class Method:
 
     @property
     def recorded(self) -> bool:
-        """Whether its steps are a CUDA graph."""
+        """Whether each step replays a CUDA graph."""
         return self.function == RECORDED
 
     def missing(self, device_kind: str, precision: str) -> str | None:
-        """Why it cannot train in this number format on devices of this kind; ``None`` where it can."""
+        """Why the row cannot train in this number format on this kind of device; ``None`` if it can."""
         if self.recorded and device_kind != "cuda":
             return f"CUDA graphs need a CUDA device, and the devices here are of kind {device_kind}"
         if self.recorded and precision == "fp16":
-            return "a step in fp16 cannot be recorded as a CUDA graph: its gradient scaler waits for the device"
+            return "a CUDA graph cannot contain an fp16 step: the gradient scaler waits for the device"
         return None
 
     def resolve(self) -> Callable[..., Trainee]:
@@ -48,9 +51,11 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy(Method):
-    """``amp`` is whether the row is meant for 16-bit matrix products; ``accumulates``, whether the function takes
-    ``micro_batches``. ``gates``: limits of metrics that cannot be had as tight as the others', as the marker ``gate``
-    takes them.
+    """A data-parallel way to train.
+
+    ``amp`` says whether the row uses 16-bit matrix products. ``accumulates`` says whether the function takes
+    ``micro_batches``. ``gates`` widens the limits of metrics that vary more than in other rows; the keys and values are
+    those of the marker ``gate``.
     """
 
     amp: bool = True
@@ -62,8 +67,11 @@ Row = TypeVar("Row", bound=Method)
 
 
 def recorded_row(row: Row, title: str, *, eager_steps: int, **changes: Any) -> Row:
-    """``row``, recorded after ``eager_steps`` and replayed: what its host needs for a step no longer shows. Four are
-    enough where the first makes all streams, states and communicators, as FSDP2's does."""
+    """``row`` with each step recorded as a CUDA graph and replayed, so that a step is no longer host-bound.
+
+    The first ``eager_steps`` steps run eagerly. Four are enough if the first step creates all streams, states and
+    communicators, as FSDP2's first step does.
+    """
     return replace(
         row,
         function=RECORDED,
@@ -81,18 +89,19 @@ DDP_OPTIONS = {
 }
 
 BESIDE_MESSAGES = {"compute_ms": {"tolerance": 0.15}}
-"""A kernel takes longer while parameters are on their way, and which ones do depends on how the ranks meet: the same
-kernels took 32 to 39 ms on four H200s."""
+"""A kernel takes longer while parameters are being sent. Which kernels that affects depends on the timing of the ranks:
+the same kernels took 32 to 39 ms on four H200s."""
 
 HOST_PACED = {"step_ms": {"tolerance": 0.15}, **BESIDE_MESSAGES}
-"""The device waits for the host, or nearly so: on 4 H200s launches a few minutes apart differed by 8 % with it."""
+"""The row is host-bound or nearly host-bound: on 4 H200s launches a few minutes apart differed by 8 % with their
+host."""
 
 ZERO_OPTIONS = {"reduce_bucket_size": 100_000_000, "allgather_bucket_size": 200_000_000, "overlap_comm": True}
 
 STRATEGIES = {
     "ddp-fp32": Strategy(
         function="bench_tests.strategies.ddp:ddp",
-        title="no acceleration (DDP, gradients as bucket views)",
+        title="no acceleration (DDP with `gradient_as_bucket_view=True`)",
         options=DDP_OPTIONS,
         amp=False,
     ),
@@ -110,7 +119,8 @@ STRATEGIES = {
         function="bench_tests.strategies.fairscale:oss_sdp",
         title="AMP + OSS + Sharded Data Parallel (FairScale SDP)",
         options={"reduce_buffer_size": 2**23},
-        # It frees a gradient when it finds it reduced, and looks now and then: by the timing of that, 16.4 to 21.3 GB.
+        # SDP frees a gradient when it notices that the reduction is done, and it checks only now and then. Peak memory
+        # therefore varies with timing: 16.4 to 21.3 GB.
         gates={"peak_allocated_bytes": {"tolerance": 0.3}},
     ),
     "fairscale-fsdp": Strategy(
@@ -148,7 +158,7 @@ STRATEGIES = {
         title="AMP + ZeRO stage 2 (+ gradients)",
         options={"stage": 2, **ZERO_OPTIONS},
         accumulates=True,
-        gates=HOST_PACED,  # as stage 1: with one micro-batch a step both do the same
+        gates=HOST_PACED,  # like stage 1: with one micro-batch a step, both stages do the same
     ),
     "zero3": Strategy(
         function="bench_tests.strategies.zero:zero",
@@ -175,12 +185,12 @@ STRATEGIES["fsdp2-recorded"] = recorded_row(
 )
 
 PLAIN_DDP = "ddp-default"
-"""What data parallelism is measured against: DDP as one gets it without asking for anything."""
+"""The baseline of the data-parallel suite: DDP with its default options."""
 
 ACCELERATORS = {
     "ddp-tuned": Strategy(
         function="bench_tests.strategies.ddp:ddp",
-        title="large buckets, gradients as views of them, static graph, no broadcast of buffers",
+        title="DDP with large buckets, `gradient_as_bucket_view=True`, static graph, no buffer broadcast",
         options=DDP_OPTIONS,
     ),
     "bf16-gradients": Strategy(
@@ -213,12 +223,13 @@ ACCELERATORS = {
         options={"backward": True},
     ),
 }
-"""Faster kinds of data parallelism, each held against :data:`PLAIN_DDP`. A row added here is one more to compare."""
+"""Accelerated variants of data parallelism. Tables compare each of them with :data:`PLAIN_DDP`, so a row added here
+adds a comparison."""
 
 ACCELERATORS["recorded-ddp"] = recorded_row(
     ACCELERATORS["ddp-tuned"],
     "tuned, and each step replayed as a CUDA graph",
-    # DDP times its first ten steps with events, which cannot be part of a graph.
+    # DDP times its first ten steps with events, which a CUDA graph cannot contain.
     eager_steps=11,
 )
 
@@ -235,7 +246,8 @@ REFERENCE = Strategy(
 
 
 def find_strategy(name: str) -> Strategy:
-    """The row called ``name``, or ``reference``; raises ``ValueError`` that lists the names for any other."""
+    """The row called ``name``, which may be ``reference``. Raises ``ValueError`` with the known names for any other
+    name."""
     rows = {**STRATEGIES, **DATA_PARALLEL, "reference": REFERENCE}
     if name not in rows:
         raise ValueError(f"strategy {name!r} is unknown; known: {', '.join(rows)}")

@@ -1,5 +1,5 @@
-"""Ways to make data parallelism faster. Each changes one thing of :class:`DistributedDataParallel` as it is by
-default."""
+"""Accelerated variants of data parallelism. Each variant changes one thing about :class:`DistributedDataParallel` with
+its default options."""
 
 from __future__ import annotations
 
@@ -16,45 +16,48 @@ from bench_tests.models.trainable import Trainable
 from bench_tests.training.recipe import Recipe, Trainee, step
 
 ONE_BUCKET_MB = 100_000
-"""More than any model here has; DDP takes what it needs."""
+"""Larger than any model of the suite. DDP allocates only what it needs."""
 
 
 def compressed_gradients(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, dtype: str) -> Trainee:
-    """Gradients travel, and are added up, in ``dtype``: ``bf16`` or ``fp16``."""
+    """DDP that sends and sums gradients in ``dtype``: ``bf16`` or ``fp16``."""
     parallel = DistributedDataParallel(model, process_group=dp.get_group())
     hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
-    # Not the hook itself: DDP knows torch's by name, and refuses that of bf16 wherever there is no NCCL.
+    # A wrapper instead of the hook itself: DDP recognises torch's hooks by name and refuses the bf16 hook without NCCL.
     parallel.register_comm_hook(dp.get_group(), lambda group, bucket: hooks[dtype](group, bucket))
     return _trainee(model, parallel, recipe)
 
 
 def power_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, rank: int, start: int) -> Trainee:
-    """Each gradient travels as two matrices of rank ``rank``; what that loses is added to the next step's.
+    """DDP that sends each gradient as two matrices of rank ``rank``. The approximation error is added to the next
+    step's gradient.
 
-    From step ``start`` on (from 0; at least 2, since DDP arranges its buckets in the first step). T. Vogels et al.,
-    arXiv 1905.13727.
+    Compression begins at step ``start``, counted from 0. ``start`` is at least 2, because DDP arranges its buckets in
+    the first step. Source: T. Vogels et al., arXiv 1905.13727.
 
-    torch's hook reduces three times a bucket and starts the second and third when the one before is done: where that is
-    in threads (gloo), those of several buckets get mixed up between ranks. On a GPU it waits for the device after each.
-    So everything goes into one bucket, and no communication is hidden behind the backward pass.
+    All gradients are in one bucket, so no communication overlaps with the backward pass. torch's hook needs this. It
+    does three reductions a bucket and starts the second and the third when the previous one is done. With gloo that
+    happens in threads, and the reductions of several buckets would get mixed up between ranks. On a GPU the hook waits
+    for the device after each reduction.
     """
     parallel = DistributedDataParallel(model, process_group=dp.get_group(), bucket_cap_mb=ONE_BUCKET_MB)
     state = powerSGD_hook.PowerSGDState(
         dp.get_group(),
         matrix_approximation_rank=rank,
         start_powerSGD_iter=start,
-        orthogonalization_epsilon=1e-8,  # a gradient that vanishes is no reason to divide by zero
+        orthogonalization_epsilon=1e-8,  # prevents a division by zero for a vanishing gradient
     )
     parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return _trainee(model, parallel, recipe)
 
 
 def local_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, start: int, period: int) -> Trainee:
-    """Plain DDP for ``start`` steps; from then on ranks train on their own, and average their parameters after every
-    ``period`` steps. T. Lin et al., "Don't use large mini-batches, use local SGD", arXiv 1808.07217.
+    """Plain DDP for ``start`` steps. Then each rank trains alone, and the ranks average their parameters after every
+    ``period`` steps.
 
-    What it computes is not what DDP computes, and between averages replicas differ. torch's own averager waits for the
+    Source: T. Lin et al., "Don't use large mini-batches, use local SGD", arXiv 1808.07217. The result differs from
+    DDP's, and between two averages the replicas differ. torch's own averager is not used, because it waits for the
     device each time.
     """
     parallel = DistributedDataParallel(model, process_group=dp.get_group())
@@ -77,13 +80,14 @@ def local_sgd(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, start: int, p
 
 
 def compiled(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, backward: bool = False) -> Trainee:
-    """``torch.compile`` around DDP, which cuts the graph where a bucket is full, so that communication still overlaps.
+    """``torch.compile`` around DDP. The compiler splits the graph where a bucket is full, so communication still
+    overlaps.
 
-    With ``backward`` the whole backward pass is one graph, the reductions in it (compiled autograd with DDP's reducer
-    in Python, https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html): nothing is cut, and
-    what overlaps is the compiler's choice. Shapes never change here: one compilation, for these.
+    With ``backward`` the whole backward pass, reductions included, is one graph (compiled autograd with DDP's reducer
+    in Python, https://docs.pytorch.org/tutorials/intermediate/compiled_autograd_tutorial.html). That graph is not
+    split, and the compiler decides what overlaps. Shapes never change, so one compilation is enough.
     """
-    if backward:  # switches of the whole process, which trains nothing else
+    if backward:  # switches of the whole process, which runs only this training
         torch._dynamo.config.compiled_autograd = True
         torch._dynamo.config.optimize_ddp = "python_reducer"
     parallel = DistributedDataParallel(model, process_group=dp.get_group())
@@ -99,7 +103,7 @@ def compiled(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, backward: bool
 
 @torch.no_grad()
 def average(parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Set ``parameters`` to their mean over the ranks of ``group``, in one message."""
+    """Set ``parameters`` to their mean over the ranks of ``group``, with one message."""
     flat = torch.cat([parameter.flatten() for parameter in parameters])
     dist.all_reduce(flat, group=group)
     flat /= group.size()

@@ -1,4 +1,4 @@
-"""Plain data parallelism: every rank holds everything and gradients are averaged."""
+"""Plain data parallelism: every rank holds the whole model, and DDP averages gradients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bench_tests.training.recipe import Recipe, Trainee, step
 
 
 def ddp(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
-    """``options`` are those of :class:`DistributedDataParallel`; without any, its defaults.
+    """DDP with ``options`` of :class:`DistributedDataParallel`, or with its defaults.
 
-    Gradients that are views of the buckets save a copy of all of them; a static graph drops the search for
-    unused parameters. Buffers need no broadcast: those of batch norm are written while training, not read.
+    ``gradient_as_bucket_view=True`` saves a copy of all gradients. A static graph avoids the search for unused
+    parameters. A broadcast of buffers is not needed: training writes the buffers of batch norm but does not read them.
     """
     parallel = DistributedDataParallel(model, process_group=dp.get_group(), **options)
     optimizer = recipe.adamw(model.parameters())

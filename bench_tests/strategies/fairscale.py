@@ -1,4 +1,4 @@
-"""FairScale: sharded optimizer states (OSS), gradients as well (SDP), parameters as well (FSDP)."""
+"""FairScale: sharded optimizer states (OSS), also sharded gradients (SDP), also sharded parameters (FSDP)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def oss(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Trainee:
-    """``options`` are those of :class:`DistributedDataParallel`.
+    """DDP with FairScale's sharded optimizer. ``options`` are those of :class:`DistributedDataParallel`.
 
-    Parameters are broadcast in fp32: OSS could send fp16, which would round the master weights.
+    OSS broadcasts parameters in fp32. It could send fp16, but that would round the master weights.
     """
     optimizer = _sharded_adamw(model, dp, recipe)
     parallel = DistributedDataParallel(model, process_group=dp.get_group(), **options)
@@ -32,7 +32,10 @@ def oss(model: Trainable, dp: DeviceMesh, recipe: Recipe, **options: Any) -> Tra
 
 
 def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_size: int) -> Trainee:
-    """``reduce_buffer_size`` is in elements a rank; gradients that do not fit are reduced one by one."""
+    """FairScale's sharded optimizer and sharded gradients.
+
+    ``reduce_buffer_size`` is in elements a rank. Gradients that do not fit into the buffer are reduced one by one.
+    """
     from fairscale.nn.data_parallel import ShardedDataParallel
 
     group = dp.get_group()
@@ -44,7 +47,7 @@ def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_s
         broadcast_buffers=False,  # the model has none
         sync_models_at_startup=False,  # the ranks' seeds are equal
         reduce_buffer_size=reduce_buffer_size,
-        auto_refresh_trainable=False,  # nothing is frozen later: no need to look on every forward
+        auto_refresh_trainable=False,  # no parameter is frozen later, so no forward pass has to check
     )
     return Trainee(
         run=step(
@@ -52,8 +55,9 @@ def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_s
             optimizer,
             scaler=recipe.sharded_scaler(group),
             autocast=recipe.autocast(),
-            # Gradients live in the reduce buffers, and only the wrapper knows: optimizer.zero_grad() sets
-            # them to None, the buffers keep the last step's sum, and the model trains wrong without a word.
+            # The gradients are in the reduce buffers, which only the wrapper resets. optimizer.zero_grad() would set
+            # the gradients to None, and the buffers would keep the last step's sum. The model would then train wrong
+            # without any error.
             zero_grad=lambda: parallel.zero_grad(set_to_none=True),
         ),
         parameters=model.parameters,
@@ -64,7 +68,8 @@ def oss_sdp(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reduce_buffer_s
 def fsdp(
     model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_unit: int
 ) -> Trainee:
-    """Each unit is one flat parameter, and so is the rest, which stays gathered from forward to backward."""
+    """FairScale's FSDP. Each unit is one flat parameter. The parameters outside units form another one, which stays
+    gathered from forward to backward."""
     from fairscale.nn.data_parallel import FullyShardedDataParallel
 
     if recipe.device.type == "cpu":
@@ -76,7 +81,7 @@ def fsdp(
         "mixed_precision": recipe.mixed,
         "compute_dtype": recipe.dtype,
         "fp32_reduce_scatter": recipe.mixed,
-        # Buckets gather small gradients; a flat parameter is far above any bucket's size.
+        # Buckets collect small gradients, and a flat parameter is far larger than any bucket.
         "bucket_cap_mb": 0,
     }
     units = unite(model, blocks_per_unit)

@@ -1,7 +1,6 @@
 """FairScale's FSDP on a machine without a GPU, for smoke tests.
 
-It calls ``torch.cuda`` for its streams whatever the device. ``torch.cpu`` answers the same calls and does
-nothing.
+FairScale calls ``torch.cuda`` for its streams on every device. ``torch.cpu`` accepts the same calls and does nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class _TorchWithoutCuda(types.ModuleType):
 
 
 def enable() -> None:
-    """Make FairScale's FSDP take ``torch.cpu`` for ``torch.cuda`` in this process."""
+    """Make FairScale's FSDP use ``torch.cpu`` in place of ``torch.cuda``, in this process."""
     import fairscale.nn.data_parallel.fully_sharded_data_parallel as module
 
     module.torch = _TorchWithoutCuda("torch")
-    # FairScale tells the allocator which stream uses a tensor. CPU memory has no streams, and torch refuses.
+    # FairScale records which stream uses a tensor. CPU memory has no streams, and torch would raise.
     torch.Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign, assignment]

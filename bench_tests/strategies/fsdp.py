@@ -1,4 +1,4 @@
-"""torch's fully sharded data parallelism, both generations."""
+"""torch's fully sharded data parallelism: FSDP1 and FSDP2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def fsdp1(
     use_orig_params: bool,
     blocks_per_unit: int,
 ) -> Trainee:
-    """Without ``use_orig_params`` the optimizer sees one flat parameter a unit instead of twelve a block."""
+    """FSDP1. Without ``use_orig_params`` the optimizer updates one flat parameter a unit instead of twelve parameters a
+    block."""
     units = unite(model, blocks_per_unit)
     mixed_precision = MixedPrecision(param_dtype=recipe.dtype, reduce_dtype=torch.float32) if recipe.mixed else None
     parallel = FullyShardedDataParallel(
@@ -59,14 +60,16 @@ def fsdp1(
 def fsdp2(
     model: Trainable, dp: DeviceMesh, recipe: Recipe, *, reshard_after_forward: bool, blocks_per_unit: int
 ) -> Trainee:
-    """A unit gathers the next one's parameters by itself while it runs: asking for more ahead
-    (``set_modules_to_forward_prefetch``) made 4 H200s slower, since the host has to do the asking.
+    """FSDP2 with its own prefetching: while a unit runs, FSDP2 gathers the parameters of the next unit.
+
+    Prefetching more units (``set_modules_to_forward_prefetch``) made the step slower on 4 H200s, because the host has
+    to issue the prefetches.
     """
     policy = MixedPrecisionPolicy(param_dtype=recipe.dtype, reduce_dtype=torch.float32)
     for unit in unite(model, blocks_per_unit):
         fully_shard(unit, mesh=dp, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    # What is left, embeddings and head, is the last thing forward and the first thing backward: keep it
-    # gathered.
+    # The remaining parameters, embeddings and head, are last in the forward pass and first in the backward pass. They
+    # stay gathered.
     fully_shard(model, mesh=dp, mp_policy=policy, reshard_after_forward=False)
 
     def shards() -> Iterable[Tensor]:

@@ -1,5 +1,5 @@
-"""Another strategy or engine whose whole step, communication and optimizer included, is one CUDA graph: any host is
-quick enough to launch one thing a step."""
+"""Another strategy or engine whose whole step is one CUDA graph, communication and optimizer included. Any host is fast
+enough to launch one graph a step."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from bench_tests.training.recipe import Recipe, Trainee
 def recorded(
     model: Trainable, mesh: DeviceMesh, recipe: Recipe, *, of: str, eager_steps: int, **options: Any
 ) -> Trainee:
-    """The strategy or engine of function ``of`` (``package.module:function``), with its ``options``, recorded after so
-    many steps.
+    """Another strategy or engine, recorded as a CUDA graph after ``eager_steps`` steps.
 
-    A recording holds what Python did once: nothing in a step may depend on which step it is, or wait for the device.
-    Enough steps come first when all that is made on the way exists (optimizer states, buckets, communicators).
+    ``of`` is the import path of its function (``package.module:function``), and ``options`` are its options. A
+    recording contains what Python did in one step. No step may therefore depend on its number or wait for the device.
+    Everything that a step creates (optimizer states, buckets, communicators) must exist after ``eager_steps`` steps.
 
-    Raises ``ValueError`` for fp16, whose gradient scaler asks the device after each step whether it overflowed, and for
-    a strategy whose steps are not all alike.
+    Raises ``ValueError`` for fp16, whose gradient scaler asks the device after each step for an overflow. Raises
+    ``ValueError`` for a strategy whose steps are not all alike.
     """
     if recipe.dtype is torch.float16:
-        raise ValueError("a step in fp16 cannot be recorded: its gradient scaler waits for the device")
+        raise ValueError("a CUDA graph cannot contain an fp16 step: the gradient scaler waits for the device")
     if recipe.device.type == "cuda":
-        # All of it has to be issued to one stream, and not to the default one: backward, and DDP's reducer, keep to the
-        # stream that the strategy was set up on.
+        # All work must be issued to one stream, and this must not be the default stream. Backward and DDP's reducer use
+        # the stream that was current during set-up.
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(aside)
     eager: Trainee = resolve_name(of)(model, mesh, replace(recipe, recorded=True), **options)
     if eager.period > 1:
-        raise ValueError(f"{of} does not do the same in every step, and one recording is replayed for all")
+        raise ValueError(f"{of} cannot be recorded, because its steps are not all alike")
     run = Replayed(eager.run, eager_steps)
     return replace(eager, run=run, eager_steps=eager_steps, peak_bytes=run.peak_bytes)
 
 
 class Replayed:
-    """``run``, a :attr:`Trainee.run`, as it is for ``eager_steps``; from then on its recording, fed with each batch."""
+    """``run``, a :attr:`Trainee.run`, for ``eager_steps`` steps; then a recording of it that gets each new batch."""
 
     def __init__(self, run: Callable[..., Tensor | None], eager_steps: int) -> None:
         self.run = run
@@ -65,7 +65,7 @@ class Replayed:
                 kept.copy_(new)
         self.recording.replay()
         loss = self.recording.result
-        return None if loss is None else loss.clone()  # the next replay writes to it again
+        return None if loss is None else loss.clone()  # the next replay overwrites it
 
     def peak_bytes(self) -> int:
         return 0 if self.recording is None else self.recording.peak_bytes

@@ -1,4 +1,4 @@
-"""Training in one process, to compare the others with."""
+"""Training in one process. All other strategies are compared with it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench_tests.training.recipe import Recipe, Trainee
 
 
 def reference(model: Trainable, dp: DeviceMesh, recipe: Recipe, *, micro_batches: int) -> Trainee:
-    """Takes the samples in ``micro_batches`` equal parts, one after another: the memory of a single part.
+    """Train on the samples in ``micro_batches`` equal parts, one after another, with the memory of a single part.
 
-    Each part's loss goes backward as it is, and the gradients are divided once they are added up, as they are where
-    each part is a rank's. A loss divided first has smaller gradients, of which fp16 holds less: with the gradients of
-    its LSTMs, which cuDNN runs in fp16, rounded so on a CPU, those of ``tts_angular`` at 4,096 samples a part were off
-    by 0.5 % on a rank, and by 4 % with the loss of four parts divided.
+    Each part's loss goes backward undivided, and the summed gradients are divided at the end, as if each part belonged
+    to a rank. A divided loss has smaller gradients, which lose more in fp16. ``tts_angular`` shows the difference,
+    because cuDNN runs its LSTMs in fp16. With the gradients of the LSTMs rounded to fp16 on a CPU, at 4,096 samples a
+    part, the error was 0.5 % on a rank, and 4 % with the loss of four parts divided.
     """
     optimizer, scaler, autocast = recipe.adamw(model.parameters()), recipe.scaler(), recipe.autocast()
 

@@ -1,4 +1,4 @@
-"""What is gathered at once: a few neighbouring blocks."""
+"""The unit of gathering: a few neighbouring blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bench_tests.models.trainable import Trainable
 
 
 class Unit(nn.Sequential):
-    """Blocks that run one after another. What a model hands a block besides its states (masks, caches) all of them
-    get."""
+    """Blocks that run one after another. Each block gets the other arguments of the unit (masks, caches) besides the
+    states."""
 
     def forward(self, input: Tensor, *others: Any, **options: Any) -> Tensor:
         for block in self:
@@ -20,19 +20,19 @@ class Unit(nn.Sequential):
 
 
 def unite(model: Trainable, blocks_per_unit: int) -> nn.ModuleList:
-    """The model's ``blocks``, about ``blocks_per_unit`` of which are now one module each.
+    """Group the model's ``blocks``, in place, into modules of about ``blocks_per_unit`` blocks each.
 
-    The host asks for a unit's parameters, waits for them and lets go of them once, however large it is: with GPT 1.3B
-    at a micro-batch of 1, units of one or two blocks are what 4 H200s wait for.
+    For each unit the host issues one gather, one wait and one release, whatever the unit's size. With GPT 1.3B at a
+    micro-batch of 1, 4 H200s wait for the host if a unit has one or two blocks.
 
-    Raises ``ValueError`` for a model that does not run its blocks from that list: what is put into it would never run.
+    Raises ``ValueError`` if the model does not run its blocks from that list, because it would never run the units.
     """
     blocks = model.blocks
     if blocks_per_unit > 1:
         if not any(module is blocks for module in model.modules()):
             raise ValueError(
-                f"{type(model).__name__} lists its blocks and does not run them from that list: they cannot be gathered"
-                f" {blocks_per_unit} at once"
+                f"{type(model).__name__} lists its blocks but does not run them from that list, so they cannot be"
+                f" gathered {blocks_per_unit} at once"
             )
         alone = list(blocks)
         del blocks[:]
@@ -43,10 +43,11 @@ def unite(model: Trainable, blocks_per_unit: int) -> nn.ModuleList:
 
 
 def sizes(blocks: int, blocks_per_unit: int) -> list[int]:
-    """Blocks in each unit, from first to last: at least two units, so that one is gathered while another runs.
+    """Number of blocks in each unit, from first to last. There are at least two units, so that one is gathered while
+    another runs.
 
-    The last has one less for which the first has one more: backward begins with the last, and its gradients come on top
-    of nearly all activations, those of the first on top of none.
+    The last unit has one block less, and the first unit has one more. Backward begins with the last unit, whose
+    gradients add to nearly all activations. The gradients of the first unit add to none.
     """
     units = max(min(2, blocks), -(-blocks // blocks_per_unit))
     even = [blocks // units + (unit < blocks % units) for unit in range(units)]

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: optimizer states (stage 1), gradients (2) and parameters (3) are sharded."""
+"""DeepSpeed ZeRO: it shards optimizer states (stage 1), also gradients (stage 2), also parameters (stage 3)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def zero(
     blocks_per_unit: int | None = None,
     **options: Any,
 ) -> Trainee:
-    """``options`` are those of DeepSpeed's ``zero_optimization``.
+    """DeepSpeed ZeRO. ``options`` are entries of DeepSpeed's ``zero_optimization``.
 
-    The samples of a step are taken in ``micro_batches`` equal parts. DeepSpeed adds their gradients up, in the type of
-    its weights, and knows the last of them: what it does on the others is no update and, below stage 2, no reduction.
+    A step takes its samples in ``micro_batches`` equal parts. DeepSpeed sums their gradients in the type of its weights
+    and recognises the last part. On the other parts it does no update and, below stage 2, no reduction.
 
-    With ``blocks_per_unit`` stage 3 gathers and releases so many blocks at once; otherwise each layer inside them, for
-    which the host runs its hooks and its bookkeeping many times as often.
+    With ``blocks_per_unit`` stage 3 gathers and releases that many blocks at once. Without it, stage 3 gathers each
+    layer inside the blocks, and the host runs DeepSpeed's hooks and bookkeeping many times as often.
     """
     if blocks_per_unit is not None:
         units = unite(model, blocks_per_unit)
         deepspeed_engine.load(recipe.device).utils.set_z3_leaf_modules(model, [type(units[0])])
     zero_optimization = {"stage": stage, **options}
     if stage < 3:
-        # Nothing is clipped, so nobody needs the norm. Stage 3 has no such switch.
+        # No gradient is clipped, so the norm is not needed. Stage 3 has no such switch.
         zero_optimization["compute_grad_norm"] = False
     engine = deepspeed_engine.initialize(
         model,
         recipe,
         micro_batches=micro_batches,
         zero=zero_optimization,
-        train_micro_batch_size_per_gpu=1,  # only reported: what a batch holds is our business
+        train_micro_batch_size_per_gpu=1,  # DeepSpeed only reports it; the caller determines the batch
     )
 
     def run(*batch: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Tables made of several cases, by title. A table is a function ``records -> DataFrame | None`` and its row here."""
+"""Tables that combine several cases, by title. A table is a function ``records -> DataFrame | None`` and its row
+here."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ TABLES: dict[str, str] = {
     "Scaling of plain DDP": "bench_tests.tables.ddp_scaling:scaling",
     "Acceleration: samples/s ÷ those of plain DDP on the same mesh": "bench_tests.tables.ddp_scaling:acceleration",
 }
-"""Title -> import path ``package.module:function``. A function picks the records that it knows and leaves the others;
-cells are text, ready to be shown."""
+"""Title -> import path ``package.module:function``. A function uses the records that it knows and ignores the others.
+Cells are text, ready to be shown."""
 
 
 def tables(records: Sequence[Record]) -> dict[str, pd.DataFrame]:
-    """Every table that these records fill."""
+    """Every table that has at least one line for these records."""
     made = {}
     for title, path in TABLES.items():
         table: Callable[[Sequence[Record]], pd.DataFrame | None] = resolve_name(path)

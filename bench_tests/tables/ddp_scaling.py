@@ -1,4 +1,5 @@
-"""How data parallelism scales, and what faster kinds of it give, from the records of the ``ddp_scaling`` suite."""
+"""How plain DDP scales, and how much faster its accelerated variants are, from the records of the ``ddp_scaling``
+suite."""
 
 from __future__ import annotations
 
@@ -18,26 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One model at one batch a device: ``records[strategy][devices]``, which ended well or ran out of memory."""
+    """One model at one batch a device. ``records[strategy][devices]`` are records that ended well or ran out of
+    memory."""
 
     model: str
     micro_batch: int
     records: Mapping[str, Mapping[int, Record]]
 
     def samples_per_s(self, strategy: str) -> dict[int, float]:
-        """By number of devices, the median over the launches; without those that ran out of memory."""
+        """Number of devices -> samples/s of ``strategy``, the median over launches. Records that ran out of memory are
+        left out."""
         found = self.records.get(strategy, {})
         return {devices: samples_per_s(record) for devices, record in found.items() if record.outcome == "ok"}
 
     @property
     def base(self) -> int | None:
-        """Fewest devices that plain DDP was measured on and fits: what its scaling is told against."""
+        """The base of the scaling of plain DDP: the fewest devices that it was measured on and fits on; ``None``
+        without such a record."""
         return min(self.samples_per_s(PLAIN_DDP), default=None)
 
     def ddp_acc(self, devices: int, base: int | None = None) -> float | None:
-        """Performance of plain DDP on ``devices`` ÷ its performance on ``base`` ÷ how many times as many they are;
-        ``None`` where either has no figure, and where they are the same. With ``base`` one whole node, it is the
-        published figure: linearity over nodes."""
+        """Linearity of plain DDP: its rate on ``devices`` ÷ its rate on ``base`` ÷ (``devices`` ÷ ``base``).
+
+        ``None`` if either rate is missing, or if ``devices`` is not above ``base``. With one whole node as ``base`` it
+        is the published figure, linearity over nodes.
+        """
         plain = self.samples_per_s(PLAIN_DDP)
         base = base or self.base
         if base is None or devices <= base or base not in plain or devices not in plain:
@@ -45,18 +51,20 @@ class Series:
         return plain[devices] / plain[base] / (devices / base)
 
     def acc_ratio(self, strategy: str, devices: int) -> float | None:
-        """Performance of ``strategy`` ÷ that of plain DDP on as many devices; ``None`` where either has no figure."""
+        """Rate of ``strategy`` ÷ rate of plain DDP on as many devices; ``None`` if either rate is missing."""
         plain = self.samples_per_s(PLAIN_DDP).get(devices)
         fast = self.samples_per_s(strategy).get(devices)
         return None if plain is None or fast is None else fast / plain
 
 
 def series(records: Sequence[Record]) -> list[Series]:
-    """One for each model, batch, precision and whatever else a case says, in the order of first appearance."""
+    """One series for each model and batch, and for each value of every other parameter of a case, in the order of first
+    appearance."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
     for record in trained(records, strategies=DATA_PARALLEL):
         case = record.case
-        # A device count says all of a mesh here, and every other parameter but the strategy must be alike.
+        # The meshes have one axis, so the number of devices describes them. All parameters except the strategy must be
+        # equal.
         alike = {name: value for name, value in case.params.items() if name != "strategy"}
         key = json.dumps([record.hardware, case.builder, case.version, alike], sort_keys=True)
         found.setdefault(key, {}).setdefault(case.params["strategy"], {})[case.mesh.world_size] = record
@@ -69,9 +77,11 @@ def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> Series:
 
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
-    """Plain DDP: one line a model, batch and number of devices. ``ddp_acc`` is against the fewest devices measured,
-    which are named; over nodes, against one whole node of as many devices. What is *bound by* its host may be ahead or
-    behind for its machine alone."""
+    """Plain DDP: one line for each model, batch and number of devices.
+
+    ``ddp_acc`` compares with the fewest measured devices, which the column *against* names. Over nodes it compares with
+    one whole node of the same size. A row with *bound by* = host may differ only because of its machine.
+    """
     lines = []
     for one in series(records):
         plain = one.records.get(PLAIN_DDP, {})
@@ -100,8 +110,10 @@ def _linearity(ddp_acc: float | None, record: Record, base: Record | None) -> st
 
 
 def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
-    """``acc_ratio`` of every accelerator, or that it ran out of memory: one line a model, batch and number of devices
-    that any was measured on."""
+    """``acc_ratio`` of every accelerated variant, or ``OOM`` if it ran out of memory.
+
+    One line for each model, batch and number of devices that any variant was measured on.
+    """
     lines = []
     for one in series(records):
         counts = {devices for name in ACCELERATORS for devices in one.records.get(name, {})}
@@ -122,9 +134,12 @@ def _ratio(one: Series, strategy: str, devices: int) -> str:
 
 
 def points(records: Sequence[Record]) -> pd.DataFrame:
-    """The picture of the published comparison: one dot a model, accelerator and number of devices, with ``ddp_acc`` to
-    the right, against one whole node where there are several, ``acc_ratio`` up and ``devices`` as the colour. Columns:
-    model, micro_batch, strategy, devices, base (devices that ``ddp_acc`` is against), ddp_acc, acc_ratio (numbers)."""
+    """The dots of the published plot: one for each model, accelerated variant and number of devices.
+
+    Columns: model, micro_batch, strategy, devices, base (devices that ``ddp_acc`` compares with), ddp_acc, acc_ratio;
+    figures are numbers. ``ddp_acc`` is the horizontal axis, ``acc_ratio`` the vertical axis, and ``devices`` the
+    colour. With several nodes the base is one whole node.
+    """
     import pandas as pd
 
     columns = ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio")

@@ -1,4 +1,4 @@
-"""What tables have in common: which records they take, and how a figure is spelled."""
+"""What all tables share: the choice of records, and the text of figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 TWO_MACHINES = "†"
-"""Beside a ratio of two rows that were measured on different machines: their hosts may differ by more than the rows."""
+"""Marks a ratio of two rows that were measured on different machines: their hosts may differ by more than the rows
+do."""
 
 
 def built_by(records: Iterable[Record], *builders: str) -> list[Record]:
-    """Records of these step builders, by the names of their functions, however they ended; without those of a device
-    made smaller, which are no match for anybody's figures."""
+    """Records of these step builders (by function name), whatever their outcome.
+
+    Records of a device with a memory cap are left out, because they are not comparable with other figures.
+    """
     return [record for record in records if record.case.function in builders and record.case.memory_cap_gb is None]
 
 
@@ -29,28 +32,28 @@ def went_well(records: Iterable[Record]) -> list[Record]:
 
 
 def with_result(records: Iterable[Record]) -> list[Record]:
-    """Records that ended well or ran out of memory, which is a result too; a crash is none."""
+    """Records that ended well or ran out of memory. Running out of memory is a result; a crash is not."""
     return [record for record in records if record.outcome in ("ok", "oom")]
 
 
 def trained(records: Iterable[Record], *, strategies: Iterable[str]) -> list[Record]:
-    """Records of the suite's training step under one of the strategies that have a result."""
+    """Records of the suite's training step under one of ``strategies`` that have a result."""
     known, steps = set(strategies), built_by(records, "train_step")
     return [record for record in with_result(steps) if record.case.params.get("strategy") in known]
 
 
 def samples_per_s(record: Record) -> float:
-    """Of a record that ended well."""
+    """Median over launches. The record must have ended well."""
     return median(record.values("samples_per_s"))
 
 
 def rate(record: Record, *, digits: int = 1) -> str:
-    """Samples/s, or in capitals how the record ended instead: ``OOM``."""
+    """Samples/s, or the outcome in capitals if the record did not end well: ``OOM``."""
     return f"{samples_per_s(record):,.{digits}f}" if record.outcome == "ok" else record.outcome.upper()
 
 
 def bound_by(record: Record) -> str:
-    """``host`` where it sets the pace: such a row may be slower than another for its machine alone."""
+    """``host`` for a host-bound row. Such a row may be slower than another row only because of its machine."""
     return "host" if host_bound(record) else ""
 
 
@@ -59,8 +62,8 @@ def peak_mib(record: Record) -> str:
 
 
 def reserved_mib(record: Record) -> str:
-    """What torch's allocator took from the device, of which tensors live in a part: it gives some of it back where a
-    smaller device has no more."""
+    """Peak memory that torch's allocator took from the device. Tensors use a part of it. On a smaller device the
+    allocator would give some of it back."""
     return text(record.median("peak_reserved_bytes"), mib)
 
 
@@ -69,12 +72,12 @@ def percent(fraction: float | None, *, digits: int = 0) -> str:
 
 
 def text(value: float | None, spell: Callable[[float], str]) -> str:
-    """Nothing where nothing was measured."""
+    """The figure as text; empty for ``None``, which means not measured."""
     return "" if value is None else spell(value)
 
 
 def beside(said: str, record: Record, other: Record) -> str:
-    """``said`` of how one record compares with another, marked where they are of two machines."""
+    """``said``, a comparison of two records, with a mark if they were measured on two machines."""
     return marked(said, record.machine, other.machine)
 
 
@@ -83,14 +86,17 @@ def marked(said: str, *machines: str) -> str:
 
 
 def devices_a_node(record: Record) -> int:
-    """All of its devices, where they were of one node."""
+    """Devices of each node of the record. A record on one node has all its devices there."""
     devices: int = record.environment.get("must_match", {}).get("devices_a_node", record.case.mesh.world_size)
     return devices
 
 
 def efficiency(record: Record, series: Iterable[Record]) -> str:
-    """Samples/s of one device beside those of one device of the record in ``series`` that ended well on the fewest
-    devices, or for one of several nodes on a whole node; names it. Empty for a record that did not end well."""
+    """Samples/s per device as a share of the base's samples/s per device. The text names the base's devices.
+
+    The base is the record of ``series`` that ended well on the fewest devices. For a record on several nodes it is the
+    record on one whole node, if there is one. Empty for a record that did not end well.
+    """
     if record.outcome != "ok":
         return ""
     by_devices = {one.case.mesh.world_size: one for one in went_well(series)}
@@ -103,8 +109,8 @@ def efficiency(record: Record, series: Iterable[Record]) -> str:
 
 
 def shown(lines: Iterable[Mapping[str, str]]) -> pd.DataFrame | None:
-    """The lines as a table, without the columns that no line has anything in; ``None`` where there is no line. A cell
-    that a line does not have is empty."""
+    """The lines as a table; ``None`` without lines. Missing cells are empty, and columns without any text are left
+    out."""
     import pandas as pd
 
     table = pd.DataFrame([dict(line) for line in lines]).fillna("")

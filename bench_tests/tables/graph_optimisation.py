@@ -1,4 +1,4 @@
-"""What capturing BERT's computation as a graph gains over running it eagerly, beside published figures."""
+"""How much faster BERT is as a graph than eagerly, beside published figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STRATEGIES = {"ddp", "ddp-fp32"}
 
 PRECISIONS = {"fp32": "single", "tf32": "single", "fp16": "AMP"}
-"""Number format -> what the published comparison calls it. Others have the table of mixed precision."""
+"""Number format -> its name in the published comparison. The table of mixed precision shows the other formats."""
 
 PUBLISHED = {
     (None, "single"): ("479.15 ± 1.67", "2,112", ""),
@@ -34,17 +34,20 @@ PUBLISHED = {
     ("ort-all", "single"): ("554.24 ± 1.98", "2,430", "+15.7%"),
     ("ort-all", "AMP"): ("614.70 ± 8.69", "2,289", "+4.2%"),
 }
-"""Samples/s, MiB and gain of BERT-base on 4 V100-class GPUs, 16 samples each, by graph and precision. The sequence is
-said to be 512, at which these rates would need more than the device's peak: it must have been far shorter."""
+"""Graph and precision -> samples/s, MiB and gain of BERT-base on 4 V100-class GPUs with 16 samples each.
+
+The page states sequence 512. At that sequence these rates would need more than the device's peak, so the real sequence
+must have been far shorter.
+"""
 
 
 def graph_optimisation(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a record of BERT under DDP, eager or as a graph, where at least one of its kind is a graph.
+    """One line for each record of BERT under DDP, eager or as a graph, if a graph was measured on the same work.
 
-    *gain* is the rate over that of the eager record with the same number format, work and mesh, where neither ran out
-    of memory. What is *bound by* its host may be behind for its machine alone. Memory is what torch allocated at most;
-    where that is not all, since ONNX Runtime keeps an arena of its own, or is not known, as on a CPU, it is that of the
-    process.
+    *gain* is the rate ÷ the rate of the eager record with the same number format, work and mesh, minus 1. It is empty
+    if either ran out of memory. A row with *bound by* = host may be slower only because of its machine. Memory is
+    torch's peak of allocated memory. It is the memory of the process if torch does not see all memory (ONNX Runtime has
+    an arena of its own) or does not measure it (on a CPU).
     """
     known = [record for record in trained(records, strategies=STRATEGIES) if _belongs(record)]
     eager = {_work(record): record for record in went_well(known) if "graph" not in record.case.params}
@@ -58,7 +61,7 @@ def _belongs(record: Record) -> bool:
 
 
 def _work(record: Record) -> tuple[object, ...]:
-    """What two records must share to be compared."""
+    """Parameters that two records must share to be compared."""
     params = record.case.params
     names = ("model", "precision", "sequence", "micro_batch")
     return (record.hardware, str(record.case.mesh), *(params.get(name) for name in names))

@@ -1,4 +1,5 @@
-"""Each layer's best TFLOPS of its grid, beside the device's peak, the best matrix product, and published figures."""
+"""The best TFLOPS of each layer over its grid, beside the device's peak, the best matrix product, and published
+figures."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ ORDER: dict[str, Sequence[str]] = {
     "precision": DTYPES,
     "counting": COUNTINGS,
 }
-"""In which order the values of a parameter are listed; those of other parameters by their size."""
+"""The order of a parameter's values in tables. Values of other parameters are in order of size."""
 
 
 class Best(NamedTuple):
@@ -49,11 +50,11 @@ class Best(NamedTuple):
 
 
 def layers(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a layer, direction, mode, number format and counting: the best batch and sequence that was measured.
+    """One line for each layer, direction, mode, number format and counting: the best measured batch and sequence.
 
-    *of peak* is its part of the dense peak in the hardware table, *of product* that of the best matrix product of the
-    same format among ``records``, marked where another machine ran that; either is missing where there is none. The
-    published figures of other devices stand beside layers of the published size.
+    *of peak* is the share of the dense peak in the hardware table. *of product* is the share of the best matrix product
+    of the same format among ``records``; a mark says that another machine ran the product. Either is empty if the peak
+    or the product is missing. Layers of the published size also show the published figures of other devices.
     """
     products = _best(records, "matrix_product", "precision")
     best = _best(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
@@ -74,10 +75,10 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def products(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a product and number format: the best size that was measured; below it what the device could do at most.
+    """One line for each product and number format, at the best measured size, and lines with the device's peaks.
 
-    *of peak* is of the dense peak for matrix products, and of the memory's bandwidth for vectors. The published figures
-    of other devices stand beside those of accelerators, in the unit of their line.
+    *of peak* is the share of the dense peak for matrix products, and of the memory bandwidth for vector products. Lines
+    of accelerators also show the published figures of other devices, in the line's unit.
     """
     lines = []
     for (hardware, precision), one in _best(records, "matrix_product", "precision").items():
@@ -119,13 +120,15 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def _known(hardware: str) -> bool:
-    """Whether it is comparable with published devices at all: no CPU is."""
+    """Whether published devices are comparable with this hardware. A CPU is not."""
     return not hardware.startswith("cpu-")
 
 
 def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
-    """The best of each hardware and combination of the named parameters, in :data:`ORDER`. Records that did not end
-    well, or on a device made smaller, have no part in it."""
+    """The best record for each hardware and combination of the parameters ``names``, in :data:`ORDER`.
+
+    Records that did not end well, or of a device with a memory cap, are left out.
+    """
 
     def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
         hardware, *values = key

@@ -1,4 +1,4 @@
-"""Number formats beside each other: how much faster, how much smaller, and how they scale."""
+"""Number formats side by side: speed-up, memory and scaling."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 MODELS = ("bert-tiny", "bert-base")
 
 MODES: dict[str | None, str] = {None: "eager", "inductor": "compiled"}
-"""Value of ``graph`` -> what is said of it. Other graphs have a table of their own."""
+"""Value of the parameter ``graph`` -> the column *mode*. Other graphs have a table of their own."""
 
 PUBLISHED = {
     ("bert-base", 512, 16, "fp32", 4): ("103.07 ± 1.03", "17,025"),
     ("bert-base", 512, 16, "fp16", 4): ("178.15 ± 2.10", "12,698"),
 }
-"""Model, sequence, micro-batch, number format, devices -> samples/s and peak MiB, eager, on GPUs of the V100-32GB
-class: shown, never used to judge."""
+"""Model, sequence, micro-batch, number format, devices -> published samples/s and peak MiB, eager, on V100-32GB-class
+GPUs. Shown for comparison; no verdict uses them."""
 
 
 def mixed_precision(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a number format, mode and number of devices.
+    """One line for each number format, mode and number of devices.
 
-    *× fp32* and *× tf32* are samples/s beside those formats in the same mode on as many devices, *× eager* beside the
-    same format without compilation. What is *bound by* its host may be behind for its machine alone. *efficiency* is
-    per device, against the fewest devices of the same line. A row that did not fit says so.
+    *× fp32* and *× tf32* are the speed-up over those formats in the same mode on as many devices. *× eager* is the
+    speed-up over the same format without compilation. A row with *bound by* = host may be slower only because of its
+    machine. *efficiency* is per device, against the fewest devices of the same format and mode. A row that ran out of
+    memory shows ``OOM``.
     """
     groups: dict[tuple[Any, ...], dict[tuple[str, str | None, int], Record]] = defaultdict(dict)
     for record in trained(records, strategies=("ddp", "ddp-fp32")):

@@ -1,4 +1,4 @@
-"""Every split of the GPT beside the published figures, and what its pipeline leaves idle, ideally and on the device."""
+"""Every split of the GPT beside published figures, with the ideal bubble of its pipeline and the measured idle time."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ PUBLISHED = {
     (2, 2): ("7.37 ± 0.11", "6,211"),
     (4, 4): ("6.24 ± 0.08", "5,673"),
 }
-"""(TP, PP) -> samples/s and MiB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4 GPUs of the
-V100-32GB class. Shown, never used to judge. The last row would need 16 devices, and has the memory of 4 × 1."""
+"""(TP, PP) -> samples/s and MiB of a public comparison: the same GPT 1.3B with AMP, global batch 4, on 4
+V100-32GB-class GPUs. Shown for comparison; no verdict uses them. The last row would need 16 devices, and its memory
+equals that of the 4 × 1 row."""
 
 PUBLISHED_MODEL = "gpt-1.3b"
 PUBLISHED_ON = 4
 
 
 def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a row that ran: medians over its launches.
+    """One line for each measured row, with medians over its launches.
 
-    *ideal bubble* is :func:`ideal_bubble`. *idle or waiting* is the part of the step in which even the device that
-    computes most does not compute: bubbles, exposed communication and waiting for the host; missing on a CPU.
+    *ideal bubble* is :func:`ideal_bubble`. *idle or waiting* is the share of the step in which even the busiest device
+    does not compute: bubbles, exposed communication and waiting for the host. It is empty on a CPU.
     """
     done = [record for record in built_by(records, "parallel_step") if record.case.params["engine"] in ENGINES]
     return shown(map(_line, sorted(done, key=_order)))
 
 
 def ideal_bubble(schedule: str | None, *, ranks: int, micro_batches: int) -> float | None:
-    """Part of a step that a rank spends idle in a pipeline of ``ranks`` where every stage takes as long as any other
-    and nothing else takes time; ``None`` where the sources say nothing.
+    """Share of a step that a rank of a pipeline is idle if all stages take equally long and nothing else takes time.
 
-    With p ranks, m micro-batches and v chunks a rank:
+    ``None`` if the sources do not say. With p ranks, m micro-batches and v chunks a rank:
 
     * GPipe and 1F1B: (p − 1) / (m + p − 1). Huang et al., arXiv 1811.06965, section 2.3; Narayanan et al., arXiv
       2104.04473, section 2.2.1, which gives (p − 1) / m of the ideal time.
-    * interleaved: (p − 1) / (v·m + p − 1). The latter, section 2.2.2: (p − 1) / (v·m) of the ideal time.
-    * zero bubble, where forward and the two halves of backward take equally long: ZB-H1 leaves p − 1 of 3·m such parts
-      (Qi et al., arXiv 2401.10241, table 1), v times less when it is interleaved: (p − 1) / (3·v·m + p − 1).
-    * ZB-V: none (section 6), once 2p − 1 micro-batches fill it, as PyTorch's implementation says.
+    * interleaved: (p − 1) / (v·m + p − 1). Narayanan et al., section 2.2.2, which gives (p − 1) / (v·m) of the ideal
+      time.
+    * zero bubble, if forward and the two halves of backward take equally long: (p − 1) / (3·v·m + p − 1). ZB-H1 leaves
+      p − 1 of 3·m such parts idle (Qi et al., arXiv 2401.10241, table 1), and interleaving leaves v times less.
+    * ZB-V: 0 (Qi et al., section 6), if at least 2p − 1 micro-batches fill it, as PyTorch's implementation says.
     """
     if schedule is None or ranks == 1:
         return 0.0
@@ -68,7 +69,7 @@ def _order(record: Record) -> tuple[int, ...]:
 
 
 def _published(model: str, mesh: MeshShape) -> tuple[str, str] | None:
-    """Of the same split of as many devices."""
+    """The published figures of the same split on as many devices."""
     devices = max(PUBLISHED_ON, mesh.tp * mesh.pp)
     return PUBLISHED.get((mesh.tp, mesh.pp)) if (model, mesh.world_size) == (PUBLISHED_MODEL, devices) else None
 

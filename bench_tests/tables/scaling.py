@@ -1,4 +1,4 @@
-"""How training scales with the number of devices: in samples a second, and in what it takes to reach a loss."""
+"""How training scales with the number of devices: samples a second, and the samples and the time to reach a loss."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ PUBLISHED = {
     "bert-large": ((8, 1379.76), (16, 2705.57), (32, 5291.58), (64, 9977.54)),
     "bert-1.5b": ((8, 276.66), (64, 1883.63), (128, 3659.15)),
 }
-"""Model -> accelerators and sequences/s of the published weak scaling (ZeRO-1, bf16): shown, never used to judge."""
+"""Model -> (accelerators, sequences/s) of the published weak scaling with ZeRO-1 in bf16. Shown for comparison; no
+verdict uses them."""
 
 CONVERGED = {"bert-1.5b": ((64, 0.0015, 25), (128, 0.003, 15))}
-"""Model -> accelerators, learning rate, and hours of the whole published training."""
+"""Model -> (accelerators, learning rate, hours) of the whole published training."""
 
 SAME_LOSS = 0.003
-"""Largest fraction by which two first losses of the same model and samples differ, added up in another order."""
+"""Largest relative difference of two first losses with the same model and samples. They differ in the order of
+summation."""
 
 
 class Series(NamedTuple):
-    """The same training on more and more devices; at least two numbers of them, in order."""
+    """The same training on at least two numbers of devices, in ascending order."""
 
     scaling: str
     records: list[Record]
@@ -43,18 +45,21 @@ class Series(NamedTuple):
 
     @property
     def of_same_samples(self) -> bool:
-        """Whether their losses can be compared: with the same global batch they begin at the same one, unless the data
-        was changed between two records, as a library's new random numbers do. Of larger batches the first loss does
-        not tell."""
+        """Whether the losses of the series are comparable.
+
+        With one global batch (strong scaling) all records start at the same loss, unless their data differs, for
+        example after a change of random numbers in a library. In weak scaling the global batches differ, so the first
+        loss shows nothing.
+        """
         first = [record.launches[0].losses[0] for record in went_well(self.records)]
         return self.scaling == "weak" or not first or max(first) - min(first) <= SAME_LOSS * max(first)
 
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a number of devices; the published figures of the same model below those of weak scaling.
+    """One line for each number of devices. Published figures of the same model are below the lines of weak scaling.
 
-    What is *bound by* its host may be ahead or behind for its machine alone. *efficiency* is sequences/s a device
-    against the fewest devices of the series that it fits on; of more than one node, against one.
+    A row with *bound by* = host may differ only because of its machine. *efficiency* compares sequences/s per device
+    with the fewest devices that the series fits on, or with one whole node for a row on several nodes.
     """
     lines = []
     for series in _series(records):
@@ -79,13 +84,16 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a number of devices: what it takes until the loss is as low as all of the series have brought it.
+    """One line for each number of devices: the steps, samples and seconds until a loss that all records of the series
+    reach.
 
-    That *loss* is the highest of the lowest of those that fit; in brackets how far it is on the way from the mean first
-    loss to that of :func:`loss_of_frequencies`. *samples* are those trained on before the first step whose loss is no
-    higher, and *seconds* their steps at the median step time, without the start. Of the first launch: the others see
-    the same data. A series whose records saw other samples says so instead. Below weak scaling stands how long the same
-    model was published to take until it converged. A series that fits nowhere reaches no loss and has no line.
+    *loss* is the highest of the records' lowest losses. The percentage is its position between the mean first loss and
+    :func:`loss_of_frequencies`. *samples* are trained before the first step whose loss is at most *loss*. *seconds* are
+    the steps up to there at the median step time, without the start. Losses come from the first launch; other launches
+    see the same data.
+
+    A series whose records saw different samples says so instead. Below weak scaling are the published times until the
+    same model converged. A series that fits on no number of devices has no line.
     """
     lines = []
     for series in _series(records):
@@ -133,8 +141,10 @@ def _until(record: Record, goal: float) -> dict[str, str]:
 
 
 def curves(records: Sequence[Record]) -> pd.DataFrame:
-    """Loss after so many samples, of the first launch of every record that fits, of series whose records saw the same
-    samples. Columns: model, scaling, devices, samples, loss (numbers)."""
+    """Loss over samples: the first launch of every record that fits, in series whose records saw the same samples.
+
+    Columns: model, scaling, devices, samples, loss; figures are numbers.
+    """
     import pandas as pd
 
     columns = ("model", "scaling", "devices", "samples", "loss")
@@ -149,15 +159,19 @@ def curves(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def loss_of_frequencies(vocabulary: int) -> float:
-    """Loss of a BERT that knows how often each token occurs and nothing else: the entropy of Zipf's law (see
-    :func:`bench_tests.training.data.token_pool`), and ln 2 for the next sentence."""
+    """Loss of a BERT that knows only the frequency of each token: the entropy of Zipf's law, plus ln 2 for the next
+    sentence.
+
+    See :func:`bench_tests.training.data.token_pool` for Zipf's law.
+    """
     total = sum(1 / rank for rank in range(1, vocabulary + 1))
     entropy = sum(math.log(rank * total) / rank for rank in range(1, vocabulary + 1)) / total
     return entropy + math.log(2)
 
 
 def _series(records: Sequence[Record]) -> list[Series]:
-    """Weak: what a device does is the same; the learning rate follows the global batch. Strong: the global batch is."""
+    """Weak: the work of a device is constant, and the learning rate follows the global batch. Strong: the global batch
+    is constant."""
     steps = [record for record in trained(records, strategies=("zero1",)) if "learning_rate" in record.case.params]
     weak = _grouped(steps, lambda record: {**record.case.params, "learning_rate": None, "warmup_steps": None})
     strong = _grouped(steps, lambda record: {**record.case.params, "micro_batches": _global_batch(record)})

@@ -23,8 +23,8 @@ PUBLISHED = {
     "zero1": ("12.88 ± 0.10", "15,709"),
     "zero2": ("10.27 ± 0.08", "15,693"),
 }
-"""Samples/s ± standard deviation and peak MiB, by strategy, of a public comparison of the same model and libraries on
-:data:`PUBLISHED_ON` GPUs of the V100-32GB class."""
+"""Strategy -> samples/s ± standard deviation, and peak MiB, of a public comparison of the same model and libraries on
+:data:`PUBLISHED_ON` V100-32GB-class GPUs."""
 
 PUBLISHED_ON = 4
 
@@ -32,8 +32,10 @@ NOT_PUBLISHED = ("N/A", "N/A")
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line a strategy of the published model and a number of devices; medians over launches. The published *format*
-    is fp32 where there is no AMP, and ours what single precision means on the device: tf32 where it has that."""
+    """One line for each strategy and number of devices with the published model; medians over launches.
+
+    *format* is our number format. Without AMP the published format is fp32, and ours is tf32 if the device supports it.
+    """
     found = {
         (record.case.mesh.world_size, record.case.params["strategy"]): record
         for record in built_by(records, "train_step")

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 PUBLISHED = Path(__file__).parents[1] / "published" / "trainer_runs.csv"
 PUBLISHED_MODEL = "deberta-v3-base"
 PUBLISHED_AMP = {"fp32": "false", "tf32": "false", "fp16": "true"}
-"""Our number format -> the column ``fp16`` of the published runs, which know no bf16."""
+"""Our number format -> the column ``fp16`` of the published runs. They have no bf16."""
 
 PUBLISHED_USE = "published (fp32 or fp16, DataParallel)"
-"""In which formats the published runs were, and how they used several GPUs, by all marks: see docs/trainer.md."""
+"""The number formats of the published runs, and the way they most likely used several GPUs; see docs/trainer.md."""
 
 LOGGED = {
     "train s": ("train_runtime_s", ",.2f"),
@@ -33,7 +33,7 @@ LOGGED = {
     "eval samples/s": ("eval_samples_per_s", ",.1f"),
     "eval steps/s": ("eval_steps_per_s", ".3f"),
 }
-"""Column -> what a figure of a whole run and a column of the published ones are both called, and how it is spelled."""
+"""Column -> (name of the figure in a whole run and in the published runs, format of its text)."""
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 EPOCHS = 2
@@ -41,7 +41,7 @@ EPOCHS = 2
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Setup:
-    """What makes two trainings comparable but for the number of GPUs and how they are used."""
+    """Parameters that comparable trainings share. The number of GPUs and their use may differ."""
 
     model: str
     sequence: int
@@ -50,7 +50,8 @@ class Setup:
 
 
 class Rate(NamedTuple):
-    """Samples/s, ``None`` where it ran out of memory, and the machines; those of the published runs are not known."""
+    """Samples/s, ``None`` if the case ran out of memory, and the machines. The machines of published runs are
+    unknown."""
 
     per_s: float | None
     machines: frozenset[str] = frozenset()
@@ -58,8 +59,10 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Of several cases that share a setup, by number of GPUs and way of using them, with how many samples the two data
-    sets have, and peak MiB of training."""
+    """Rates of the cases that share a setup, by number of GPUs and way of using them.
+
+    ``samples`` is the size of both data sets, and ``memory`` is the peak MiB of training.
+    """
 
     train: dict[tuple[int, str], Rate]
     evaluate: dict[tuple[int, str], Rate]
@@ -71,11 +74,14 @@ class Rates:
 def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
     """A row for each setup and number of GPUs; ``None`` without a record of ``Trainer``.
 
-    *train* and *eval* are steady rates, *train MiB* the peak memory of the first. The published training rates are
-    those of a whole run of two epochs, in whose time ``Trainer`` counts the evaluations: beside them stand *run, from
-    rates*, the same made of our two rates, and *run, logged*, what ``Trainer`` logged of such a run. The published runs
-    without fp16 are of fp32, beside TF32 too, and on several GPUs they are ``nn.DataParallel``'s, beside whatever ours
-    are. In brackets: the rate of a GPU as a fraction of that of one GPU alone, with the same batch and format.
+    *train* and *eval* are steady-state rates, and *train MiB* is the peak memory of training. A published training rate
+    covers a whole run of two epochs, and ``Trainer`` counts the evaluations into its time. Two columns are comparable
+    with it: *run, from rates* combines our two rates in the same way, and *run, logged* is what ``Trainer`` logged for
+    such a run.
+
+    Published runs without fp16 are fp32, also in our TF32 rows. Published runs on several GPUs are ``nn.DataParallel``,
+    in all our rows. The percentage is the rate per GPU as a share of the rate of one GPU with the same batch and
+    format.
     """
     found: dict[Setup, Rates] = {}
     for record in with_result(built_by(records, "trainer_train", "trainer_eval", "trainer_run")):
@@ -89,10 +95,12 @@ def beside_published(records: Sequence[Record]) -> pd.DataFrame | None:
 
 
 def whole_runs(records: Sequence[Record]) -> pd.DataFrame | None:
-    """What ``Trainer`` logs of a whole run, evaluations counted into the time of the training; a row for each run, and
-    below those of one model, batch, format and number of GPUs the published ones: fp32 beside TF32 too. Medians over
-    launches; the evaluation is the last. A run that ran out of memory says so instead of its samples/s. ``None``
-    without a run."""
+    """What ``Trainer`` logs for a whole run: a row for each run, then the published runs. ``None`` without a run.
+
+    ``Trainer`` counts the evaluations into the time of the training. Figures are medians over launches, and the
+    evaluation is the last one. Published runs are below our runs of the same model, batch, format and number of GPUs;
+    below TF32 they are fp32. A run that ran out of memory shows ``OOM`` in place of its samples/s.
+    """
     found = [(*_setup(record), record) for record in with_result(built_by(records, "trainer_run"))]
     found.sort(key=lambda run: (_order(run[0]), run[1]))
     rows = []
@@ -121,7 +129,7 @@ def _logged(record: Record) -> dict[str, str]:
 
 
 def _setup(record: Record) -> tuple[Setup, tuple[int, str]]:
-    """And the number of GPUs and how they are used."""
+    """The setup, and the number of GPUs with the way of using them."""
     params = record.case.params
     setup = Setup(**{name: params[name] for name in ("model", "sequence", "precision", "batch")})
     devices = params.get("devices", 1)
@@ -186,7 +194,7 @@ def _row(setup: Setup, rates: Rates, use: tuple[int, str]) -> dict[str, str]:
 
 
 def _alike(setup: Setup) -> tuple[str | None, int]:
-    """What the published runs of this setup say of their format and batch."""
+    """The format and batch of the published runs with this setup."""
     return PUBLISHED_AMP.get(setup.precision), setup.batch
 
 
@@ -195,7 +203,7 @@ def _as_here(run: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _run_rates(rates: Rates) -> dict[tuple[int, str], Rate]:
-    """Training samples/s of whole runs, evaluation after each epoch included, where training and evaluation fit."""
+    """Training samples/s of whole runs with an evaluation after each epoch, if training and evaluation fit."""
     found = {}
     for use, training in rates.train.items():
         evaluation = rates.evaluate.get(use, Rate(None))

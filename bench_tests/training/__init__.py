@@ -1,1 +1,1 @@
-"""How the suite trains, whatever the model: the recipe, the data, the set-up of engines, CUDA graphs."""
+"""How the suite trains any model: the recipe, the data, the set-up of DeepSpeed, and CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Work of a CUDA device, recorded once and replayed: the host launches one thing instead of hundreds."""
+"""Work of a CUDA device, recorded once and replayed: the host issues one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ Result = TypeVar("Result")
 
 
 class Recording(Generic[Result]):
-    """What ``once`` does on the device, as a CUDA graph: :meth:`replay` does it again, reading and writing the same
-    tensors. Recording runs nothing, so ``result`` (what ``once`` returned) and all else that it writes hold nothing of
-    use until the first replay. ``once`` must have run before, on the stream that it is recorded on or one that waited
-    for it, and must never wait for the device.
+    """The device work of ``once`` as a CUDA graph. :meth:`replay` runs it again on the same tensors.
 
-    ``peak_bytes`` is what was allocated at most while recording (the allocator's peak is reset for that). Replays need
-    as much, and the allocator's figures miss it: to them, what ``once`` let go of is free.
+    Recording runs nothing: ``result`` (the return value of ``once``) and everything else that ``once`` writes hold
+    nothing useful before the first replay. ``once`` must have run before, on the recording stream or on a stream that
+    the recording stream has waited for. ``once`` must never wait for the device.
 
-    See https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture. Raises ``ValueError`` where there
-    is no CUDA device.
+    ``peak_bytes`` is the peak of allocated memory during recording; recording resets the allocator's peak. Replays need
+    as much memory, but the allocator's figures do not include it: for the allocator, memory that ``once`` has released
+    is free.
+
+    Raises ``ValueError`` without a CUDA device. See
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#whole-network-capture.
     """
 
     def __init__(self, once: Callable[[], Result]) -> None:
@@ -32,9 +34,9 @@ class Recording(Generic[Result]):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             self._graph,
-            # The default stream cannot be recorded; torch has another for that.
+            # The default stream cannot be recorded. With ``None`` torch takes another stream.
             stream=None if stream == torch.cuda.default_stream() else stream,
-            # What the process group's watchdog thread asks the device meanwhile must not spoil the recording.
+            # The process group's watchdog thread queries the device meanwhile, which must not break the recording.
             capture_error_mode="thread_local",
         ):
             self.result = once()

@@ -1,5 +1,8 @@
-"""What every strategy does alike, so that little more than the sharding differs: DDP, OSS and ShardedDDP train fp32
-weights under autocast, FSDP and DeepSpeed a copy of them in 16 bits, as their users do."""
+"""What all strategies have in common, so that little more than the sharding differs between rows.
+
+DDP, OSS and ShardedDDP train fp32 weights under autocast. FSDP and DeepSpeed train a 16-bit copy of fp32 weights. Users
+of these libraries do the same.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ PRECISIONS = {
 """Number format of the matrix products -> type of the tensors that go into them."""
 
 FORMATS = {**PRECISIONS, "fp8": torch.bfloat16}
-"""The same for training under a strategy, where fp8 is that of the blocks' linear layers, which round further what they
-are given (see :mod:`bench_tests.models.float8`); all else is bf16."""
+""":data:`PRECISIONS`, and fp8 for training under a strategy. With fp8 the linear layers of the blocks round their bf16
+inputs further (see :mod:`bench_tests.models.float8`); everything else is bf16."""
 
 LOSS_SCALE_POWER = 12
-"""fp16 losses are scaled by this power of two at first. torch begins with 16: there gradients of a small BERT overflow,
-the step is skipped, as it should be, and its loss says nothing of the training."""
+"""The loss scale of fp16 starts at this power of two. torch starts at 16. At that scale the gradients of a small BERT
+overflow, so the scaler skips the step, and the loss of that step tells nothing about the training."""
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -36,9 +39,12 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train, whatever the strategy. ``precision`` is a key of :data:`FORMATS`. ``learning_rate`` is that of step
-    ``warmup_steps`` and all later ones; until then it rises linearly. The optimizer must know whether its steps will be
-    ``recorded`` (see :mod:`bench_tests.strategies.recorded`)."""
+    """How to train, independent of the strategy.
+
+    ``precision`` is a key of :data:`FORMATS`. ``learning_rate`` applies from step ``warmup_steps`` on; before that step
+    the rate rises linearly. ``recorded`` tells the optimizer that its steps will be part of a CUDA graph (see
+    :mod:`bench_tests.strategies.recorded`). Raises ``ValueError`` for an unknown precision.
+    """
 
     precision: str
     learning_rate: float
@@ -52,12 +58,12 @@ class Recipe:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensors that go into matrix products."""
+        """Type of the tensors that go into matrix products."""
         return FORMATS[self.precision]
 
     @property
     def mixed(self) -> bool:
-        """Whether products take 16-bit numbers; parameters and optimizer states stay fp32 all the same."""
+        """Whether matrix products take 16-bit numbers. Parameters and optimizer states are fp32 in any case."""
         return self.dtype is not torch.float32
 
     @property
@@ -76,21 +82,21 @@ class Recipe:
         return torch.autocast(self.device.type, self.dtype) if self.mixed else nullcontext()
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Scales the loss of fp16, and does nothing in other formats."""
+        """A scaler for the loss of fp16. It does nothing in other formats."""
         return torch.amp.GradScaler(
             self.device.type, init_scale=2.0**LOSS_SCALE_POWER, enabled=self.dtype is torch.float16
         )
 
     def sharded_scaler(self, group: ProcessGroup) -> ShardedScaler:
-        """The same where a rank sees only its shard of the gradients."""
+        """:meth:`scaler` for ranks that see only their own shard of the gradients."""
         return ShardedScaler(self.device.type, group, enabled=self.dtype is torch.float16)
 
 
 class ShardedScaler(torch.amp.GradScaler):
-    """A gradient scaler whose ranks all skip the step that one of them must skip.
+    """A gradient scaler that skips a step on all ranks if one rank must skip it.
 
-    The scalers of torch.distributed.fsdp and of FairScale do this too, but the flag that they share has a
-    shape that fused optimizers refuse, and FairScale's turns itself off without a GPU.
+    The scalers of torch.distributed.fsdp and FairScale do this too. But their shared flag has a shape that fused
+    optimizers refuse, and FairScale's scaler disables itself without a GPU.
     """
 
     def __init__(self, device_type: str, group: ProcessGroup, *, enabled: bool) -> None:
@@ -98,7 +104,7 @@ class ShardedScaler(torch.amp.GradScaler):
         self.group = group
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        # Left to itself, a fused optimizer would look for infinities in its own shard only.
+        # Without this call a fused optimizer would look for infinities in its own shard only.
         self.unscale_(optimizer)
         if self.is_enabled():
             for found_inf in self._found_inf_per_device(optimizer).values():
@@ -110,10 +116,10 @@ class ShardedScaler(torch.amp.GradScaler):
 class Trainee:
     """A model under a strategy.
 
-    ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …) and returns its
-    loss, a detached scalar on the device, or ``None`` where the model does not end on this rank. ``parameters``
-    gives what this rank holds of the model: equal on all ranks that differ only in their data-parallel position,
-    where ``replicated``. ``counts_flops``, ``period``, ``eager_steps`` and ``peak_bytes`` are those of
+    ``run`` does one optimisation step on this rank's batch (tensors of shape samples × …). It returns the step's loss,
+    a detached scalar on the device, or ``None`` if the model does not end on this rank. ``parameters`` returns what
+    this rank holds of the model. If ``replicated``, it is equal on all ranks that differ only in their data-parallel
+    position. ``counts_flops``, ``period``, ``eager_steps`` and ``peak_bytes`` are fields of
     :class:`pytest_trainbench.Step`.
     """
 
@@ -134,7 +140,8 @@ def step(
     autocast: AbstractContextManager[object] | None = None,
     zero_grad: Callable[[], None] | None = None,
 ) -> Callable[..., Tensor]:
-    """A :attr:`Trainee.run`: forward, backward, update; gradients go before the next forward needs memory."""
+    """A :attr:`Trainee.run`: forward, backward, update. It frees the gradients before the next forward pass needs
+    memory."""
     autocast = autocast or nullcontext()
     zero_grad = zero_grad or optimizer.zero_grad
 
