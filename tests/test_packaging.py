@@ -181,7 +181,7 @@ def test_saved_baselines_bring_the_pages_that_show_them() -> None:
     names = [step.get("name", step.get("uses")) for step in steps(workflow)]
     assert names.index("Save the baseline") < names.index("Write the pages that show stored rows")
     (written,) = (step["run"] for step in steps(workflow) if step.get("name", "").startswith("Write the pages"))
-    assert written.endswith("python -m pages")
+    assert written.endswith("python -m bench_tests.pages")
     (kept,) = (one["with"]["path"] for one in steps(workflow, "actions/upload") if one["with"]["name"] == "baselines")
     assert kept.split() == ["README.md", "baselines/", "docs/"]
     (proposed,) = (step["run"] for step in steps(workflow) if step.get("name") == "Open a pull request")

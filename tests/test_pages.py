@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from samples import MIB, case, launch, record
 
-from pages import pictures, reference, site, stored
-from pages.blocks import filled, names
+from bench_tests.pages import pictures, reference, site, stored
+from bench_tests.pages.blocks import filled, names
 from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.settings import OPTIONS
@@ -99,7 +99,7 @@ def test_the_reference_is_that_of_the_code(made_from_code: dict[str, str]) -> No
         shown = {name: content for name, content in made_from_code.items() if name in names(text)}
         whole = {name: f"<!-- generated: {name} -->\n\n{content}\n\n<!-- end -->" for name, content in shown.items()}
         stale = [name for name, block in whole.items() if block not in text]
-        assert not stale, f"{page.name} is stale in {', '.join(stale)}: python -m pages"
+        assert not stale, f"{page.name} is stale in {', '.join(stale)}: python -m bench_tests.pages"
 
 
 def test_every_outcome_and_every_option_is_explained() -> None:
@@ -165,7 +165,9 @@ def test_an_axis_has_round_steps(most: float, step: float) -> None:
 
 def test_the_flow_is_drawn_from_its_steps() -> None:
     assert all(f">{title}</text>" in pictures.flow() for title, _ in pictures.FLOW)
-    assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == pictures.flow(), "it is stale: python -m pages"
+    assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == pictures.flow(), (
+        "it is stale: python -m bench_tests.pages"
+    )
 
 
 @pytest.mark.parametrize(

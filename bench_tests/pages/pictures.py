@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from pages.stored import HEADLINE, sharded
+from bench_tests.pages.stored import HEADLINE, sharded
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record
 

@@ -61,7 +61,7 @@ def blocks() -> dict[str, str]:
     }
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 FIXTURES = ("bench", "mesh", "hardware")
 """Fixtures that users ask for."""

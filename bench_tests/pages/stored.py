@@ -7,10 +7,10 @@ from statistics import median, stdev
 from typing import TYPE_CHECKING
 
 from bench_tests.engines import ENGINES
+from bench_tests.pages.reference import table
 from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
-from pages.reference import table
 from pytest_trainbench.hardware.catalog import TABLE
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record, read_record

@@ -1,4 +1,4 @@
-"""``python -m pages`` writes every generated part of README.md and docs/ anew."""
+"""``python -m bench_tests.pages`` writes every generated part of README.md and docs/ anew."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pages import blocks, pictures, reference, stored
+from bench_tests.pages import blocks, pictures, reference, stored
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 def printed(*command: str) -> str:
