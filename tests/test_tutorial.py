@@ -49,8 +49,17 @@ def test_a_shown_line_is_compared_without_its_figures(shown: str, printed: str, 
 
 
 def test_every_block_of_the_tutorial_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three launches: one is enough for counts, and no time can be red under this floor."""
-    for name, value in {"LAUNCHES": "1", "CONFIRM": "0", "FLOOR": "99%", "HISTORY": "none", "HW": "cpu"}.items():
+    """Three launches: one is enough for counts, and no time is red under this floor, however busy the machine is."""
+    pytester.makeconftest(
+        """
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.gate("step_ms", floor=50.0, tolerance=100.0))
+        """
+    )
+    for name, value in {"LAUNCHES": "1", "CONFIRM": "0", "HISTORY": "none", "HW": "cpu"}.items():
         monkeypatch.setenv(f"TRAINBENCH_{name}", value)
     monkeypatch.delenv("CI", raising=False)
     files = dict(file_blocks(DOCS / "tutorial.md"))
