@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.runner import NO_GATES, Here, Runner
+from pytest_trainbench.runner import Here, Request, Runner
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.plan import Plan
@@ -37,7 +38,7 @@ def calibrated(
     step_ms: Step,
     *,
     seen: Callable[[int], dict[str, Any]] = lambda launch: {},
-    gates: Gates = NO_GATES,
+    gates: Gates = MappingProxyType({}),
     **options: str,
 ) -> tuple[Row, list[Job]]:
     """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
@@ -60,7 +61,7 @@ def calibrated(
         folder=folder / "ranks",
         progress=lambda _: contextlib.nullcontext(lambda _: None),
     )
-    return calibrate(of, case(), label="mine", plan=Plan(), reference=None, gates=gates), jobs
+    return calibrate(of, Request(case=case(), label="mine", plan=Plan(), gates=gates)), jobs
 
 
 def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(

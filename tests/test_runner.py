@@ -21,7 +21,7 @@ from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.runner import Here, Reference, Runner
+from pytest_trainbench.runner import Here, Reference, Request, Runner
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.plan import Plan
@@ -80,7 +80,7 @@ def made(folder: Path, **options: str) -> Runner:
 
 
 def row(of: Runner, what: Case, reference: Reference | None = None) -> Row:
-    return of.row(what, label="mine", plan=Plan(), reference=reference, accept="pytest --save-baseline")
+    return of.row(Request(case=what, label="mine", plan=Plan(), reference=reference), accept="pytest --save-baseline")
 
 
 def save(folder: Path, stored: Record) -> Path:
@@ -342,7 +342,7 @@ def test_a_first_launch_that_cannot_be_believed_is_the_last(tmp_path: Path, mach
 def test_two_tests_of_one_case_share_one_measurement(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     first = row(of, case())
-    second = of.row(case(), label="other", plan=Plan(), reference=None, accept="")
+    second = of.row(Request(case=case(), label="other", plan=Plan()), accept="")
     assert len(machine.jobs) == 1
     assert (second.label, second.same_as, second.verdict) == ("other", "mine", first.verdict)
     assert second.record is first.record

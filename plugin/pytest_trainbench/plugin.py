@@ -246,7 +246,7 @@ def bench(
         **params: Any,
     ) -> Record:
         from pytest_trainbench.calibrate import calibrate
-        from pytest_trainbench.runner import Reference
+        from pytest_trainbench.runner import Reference, Request
 
         try:
             case = Case(
@@ -261,19 +261,20 @@ def bench(
                 pytest.skip(HAS_BASELINE)
             if session.settings.stale and case.id not in session.other_code:
                 pytest.skip(OF_THIS_CODE)
-            measured: dict[str, Any] = {
-                "label": _label(request.node),
-                "plan": plan or Plan(),
-                "reference": None
+            asked = Request(
+                case=case,
+                label=_label(request.node),
+                plan=plan or Plan(),
+                reference=None
                 if reference is None
                 else Reference(params=reference, loss_tolerance=loss_tolerance, loss_steps=loss_steps),
-                "gates": _gates(request.node),
-            }
-            session.gates.setdefault(case.id, measured["gates"])  # of a test that asks for others nothing is measured
+                gates=_gates(request.node),
+            )
+            session.gates.setdefault(case.id, asked.gates)  # of a test that asks for others nothing is measured
             if session.settings.calibrate:
-                row = calibrate(runner, case, **measured)
+                row = calibrate(runner, asked)
             else:
-                row = runner.row(case, accept=_accept(request.node), **measured)
+                row = runner.row(asked, accept=_accept(request.node))
         except ValueError as error:
             row = _unmeasured(request.node, "invalid", str(error))
             raise FAILED(terminal.failure(row), pytrace=False) from None

@@ -7,13 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from itertools import count, cycle
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from pytest_trainbench.hardware.environment import Environment, differences, mismatches
@@ -44,7 +43,8 @@ APART = (
     "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
 )
 
-NO_GATES: Gates = MappingProxyType({})
+UNPLANNED = Plan()
+"""Of a reference, which times nothing."""
 
 Progress = Callable[[str], AbstractContextManager[Callable[[str], None]]]
 """Opened with the name of what runs; gives a function that is told what it is doing."""
@@ -75,6 +75,23 @@ class Reference:
         kept = {name: value for name, value in case.params.items() if name not in self.params}
         replaced = {name: value for name, value in self.params.items() if value is not None}
         return dataclasses.replace(case, mesh=MeshShape(), params={**kept, **replaced}, memory_cap_gb=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One case as a test asks for it. label: the name of its row. gates: see
+    :class:`~pytest_trainbench.judge.policy.Policy`."""
+
+    case: Case
+    label: str
+    plan: Plan
+    reference: Reference | None = None
+    gates: Gates = field(default_factory=dict)
+
+    def alike(self, other: Request) -> bool:
+        """Whether one measurement does for both, which are of one case."""
+        mine, theirs = ((one.case.builder, one.plan, one.reference, one.gates) for one in (self, other))
+        return mine == theirs
 
 
 class Side(Protocol):
@@ -118,27 +135,6 @@ class Here:
 Ran = tuple[Launch, LaunchResult]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A case's launches, what they were held against, and their verdict; ``ended``: how the last one did, or the one
-    that failed."""
-
-    record: Record
-    before: Record | None
-    verdict: Verdict
-    ended: LaunchResult
-
-    def row(self, label: str) -> Row:
-        return Row(
-            label=label,
-            verdict=self.verdict,
-            record=self.record,
-            baseline=self.before,
-            by_hand=self.ended.by_hand,
-            detail=self.ended.detail,
-        )
-
-
 class Runner:
     """Runs the cases of one session, one after the other.
 
@@ -172,38 +168,29 @@ class Runner:
             fail_on_improvement=settings.fail_on_improvement,
         )
         self._references: dict[tuple[str, str, str, int], LaunchResult] = {}
-        self._rows: dict[str, tuple[object, Row]] = {}
+        self._rows: dict[str, tuple[Request, Row]] = {}
         self._jobs = 0
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
-    def row(
-        self,
-        case: Case,
-        *,
-        label: str,
-        plan: Plan,
-        reference: Reference | None,
-        accept: str,
-        gates: Gates = NO_GATES,
-    ) -> Row:
+    def row(self, request: Request, *, accept: str) -> Row:
         """Measure and judge one case; where another test of this session was of the same case, its row again.
 
         Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
         case whose name and parameters are those of another, with which it would share a baseline. ``accept``: the
         command that stores the row or, where there is another side, compares it alone once more.
         """
-        how = case.builder, plan, reference, gates
-        if case.id in self._rows:
-            done, row = self._rows[case.id]
-            if done != how:
+        case_id = request.case.id
+        if case_id in self._rows:
+            first, row = self._rows[case_id]
+            if not request.alike(first):
                 raise ValueError(
-                    f"{label} and {row.label} would share the baseline of {case.id}, and differ in their builder's"
-                    " module, their plan, their reference or their gates: give one of them another name or another"
-                    " version"
+                    f"{request.label} and {row.label} would share the baseline of {case_id}, and differ in their"
+                    " builder's module, their plan, their reference or their gates: give one of them another name or"
+                    " another version"
                 )
-            return dataclasses.replace(row, label=label, same_as=row.label)
-        row = self._judged(case, accept=accept, label=label, plan=plan, reference=reference, gates=gates)
-        self._rows[case.id] = how, row
+            return dataclasses.replace(row, label=request.label, same_as=row.label)
+        row = self._judged(request, accept=accept)
+        self._rows[case_id] = request, row
         return row
 
     def is_stored(self, case: Case) -> bool:
@@ -211,11 +198,12 @@ class Runner:
         is about to be replaced."""
         return case.id not in self._rows and self._stored(case) is not None
 
-    def _judged(self, case: Case, *, accept: str, label: str, **how: Any) -> Row:
+    def _judged(self, request: Request, *, accept: str) -> Row:
+        case, saves = request.case, self.settings.save_baseline
         stored = self._stored(case) if self.before is None else None
-        saves = self.settings.save_baseline
-        measured = self.measure(case, label=label, before=stored, saves=saves, **how)
-        record, verdict = measured.record, measured.verdict
+        row = self.measure(request, before=stored, saves=saves)
+        record, verdict = row.record, row.verdict
+        assert record is not None
         refused = baseline.refusal(record, stored)
         if saves and refused and record.outcome == "oom":
             verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
@@ -225,12 +213,12 @@ class Runner:
             reason = record.reason
             if disturbed := disturbance(record):
                 reason = f"stored all the same, though {disturbed}: save it again when that is over"
-            elif record.outcome == "ok" and self._blind(record, len(record.launches), how["gates"]):
+            elif record.outcome == "ok" and self._blind(record, len(record.launches), request.gates):
                 reason = APART
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
-        elif not verdict.compared and (other := self._called(label, case)):
+        elif not verdict.compared and (other := self._called(request.label, case)):
             verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {other}")
-        row = dataclasses.replace(measured, verdict=verdict).row(label)
+        row = dataclasses.replace(row, verdict=verdict)
         moved = verdict.outcome in ("regression", "incomparable", "improvement")
         if self.before is not None:
             return dataclasses.replace(row, against=self.before.name, again=accept if moved else "")
@@ -250,36 +238,19 @@ class Runner:
         nearest = min(apart, key=lambda facts: len(facts))
         return f"the stored {label} is another case: {', '.join(nearest)}"
 
-    def measure(
-        self,
-        case: Case,
-        *,
-        label: str,
-        plan: Plan,
-        reference: Reference | None,
-        before: Record | None,
-        gates: Gates = NO_GATES,
-        saves: bool = False,
-        delay_ms: float = 0.0,
-    ) -> Measured:
-        """Launch ``case`` and judge it against ``before``, or the other side: when the first launches are there, and
+    def measure(self, request: Request, *, before: Record | None, saves: bool = False, delay_ms: float = 0.0) -> Row:
+        """Launch a case and judge it against ``before``, or the other side: when the first launches are there, and
         again after each of those that a row in doubt gets.
 
         One that ``saves`` is to be stored, or stands for what is: more launches because it looks slow would bias it,
         and it gets them only where they are too far apart for any night to see what it should, and one where memory ran
-        out and the baseline fitted. ``gates``: see :class:`Policy`. ``delay_ms``: see :class:`Job`.
+        out and the baseline fitted. ``delay_ms``: see :class:`Job`.
         """
+        case, label, gates = request.case, request.label, request.gates
         first = self.settings.stored_launches if saves else self.settings.launches
-        how: dict[str, Any] = {
-            "label": label,
-            "first": first,
-            "plan": plan,
-            "reference": reference,
-            "delay_ms": delay_ms,
-        }
         mine, theirs = [], []
         failed: Ran | None = None
-        for now, then in self._rounds(case, **how):
+        for now, then in self._rounds(request, first=first, delay_ms=delay_ms):
             mine += [now] if now else []
             theirs += [then] if then else []
             # Of the launch, not of its ranks, which may have ended well with figures that cannot be believed.
@@ -299,7 +270,9 @@ class Runner:
             if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
-        return Measured(record=record, before=before, verdict=verdict, ended=ended)
+        return Row(
+            label=label, verdict=verdict, record=record, baseline=before, by_hand=ended.by_hand, detail=ended.detail
+        )
 
     def _helps(self, record: Record, before: Record | None, gates: Gates) -> bool:
         """Whether one more launch of what is to be stored would let a night see what it should, or tell whether memory
@@ -315,13 +288,13 @@ class Runner:
         found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors(record))
         return any(change.outcome == "noisy" for change in found)
 
-    def _rounds(self, case: Case, **how: Any) -> Iterator[tuple[Ran | None, Ran | None]]:
+    def _rounds(self, request: Request, *, first: int, delay_ms: float) -> Iterator[tuple[Ran | None, Ran | None]]:
         """Launch after launch or, where there is another side, pair after pair. One has no partner where there is no
         other side, or where it failed."""
-        mine = self._launches(self.now, case, **how)
+        mine = self._launches(self.now, request, first=first, delay_ms=delay_ms)
         if self.before is None:
             return ((ran, None) for ran in mine)
-        return abba(mine, self._launches(self.before, case, **how))
+        return abba(mine, self._launches(self.before, request, first=first, delay_ms=delay_ms))
 
     def _verdict(self, record: Record, stored: Record | None, gates: Gates) -> Verdict:
         now = Environment.from_json(record.environment)
@@ -374,20 +347,11 @@ class Runner:
                 return None
             raise
 
-    def _launches(
-        self,
-        side: Side,
-        case: Case,
-        *,
-        label: str,
-        first: int,
-        plan: Plan,
-        reference: Reference | None,
-        delay_ms: float,
-    ) -> Iterator[Ran]:
+    def _launches(self, side: Side, request: Request, *, first: int, delay_ms: float) -> Iterator[Ran]:
         """One launch after the other, each started when it is asked for and, from the ``first`` ones on, only while the
         run has time; where the reference failed, that alone."""
-        label = f"{label}, {side.name}:" if side.name else label
+        case, reference = request.case, request.reference
+        label = f"{request.label}, {side.name}:" if side.name else request.label
         truth = self._truth(side, case, reference, label) if reference else LaunchResult()
         if truth.outcome != "ok":
             # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
@@ -400,7 +364,7 @@ class Runner:
                 return  # one more would only be cut off
             began = time.monotonic()
             asked = f"/{first}" if number <= first else ", to be sure"
-            ended = self._launch(side, f"{label} launch {number}{asked}", case=case, plan=plan, delay_ms=delay_ms)
+            ended = self._launch(side, f"{label} launch {number}{asked}", case, plan=request.plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome == "timeout" and number > first and self._left_s() <= 0:
                 return  # the end of the run cut it off: that row is not settled, and nobody knows that it hung
@@ -435,14 +399,23 @@ class Runner:
         _, steps = reference.loss_steps
         key = side.name, unsharded.builder, unsharded.id, steps  # the id leaves out the builder's module
         if key not in self._references:
-            self._references[key] = self._launch(side, f"{label} reference", case=unsharded, reference_steps=steps)
+            self._references[key] = self._launch(side, f"{label} reference", unsharded, reference_steps=steps)
         return self._references[key]
 
     def _left_s(self) -> float:
         """Of the run's time."""
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
-    def _launch(self, side: Side, name: str, *, reference_steps: int | None = None, **job: Any) -> LaunchResult:
+    def _launch(
+        self,
+        side: Side,
+        name: str,
+        case: Case,
+        *,
+        plan: Plan = UNPLANNED,
+        delay_ms: float = 0.0,
+        reference_steps: int | None = None,
+    ) -> LaunchResult:
         left_s = self._left_s()
         one_s = min(self.settings.launch_timeout, left_s)
         # Steps of a reference do on one rank what many share: each may take as long, and so may what comes before.
@@ -455,6 +428,9 @@ class Runner:
         with self.progress(name) as tell:
             ended = side.launch(
                 Job(
+                    case=case,
+                    plan=plan,
+                    delay_ms=delay_ms,
                     device_kind=self.hardware.kind,
                     folder=folder,
                     limit_s=limit_s,
@@ -464,7 +440,6 @@ class Runner:
                     import_path=side.import_path,
                     root=side.root,
                     device_uuids=self.hardware.uuids,
-                    **job,
                 ),
                 progress=tell,
             )
