@@ -59,7 +59,7 @@ def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
         ["sharding[ddp-dp4]", "4", "40.0", "100.00", "60.00", "host", "700", "", "3", "2.0%", "0123abcd", ""],
     ]
     assert text.endswith(
-        "No result is of more than 4 devices.\n\n"
+        "No stored result has more than 4 devices.\n\n"
         "- `layer`, 1 row (it needs what is not installed): ort-b2\n"
         "- `three_d`, 1 row (needs 16 devices): 1f1b-tp4-pp4\n"
         "- `layer`, 2 rows (not stored yet): bert-b2, gpt2-b2\n"
@@ -71,7 +71,7 @@ def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
     one = record(four, of=case(builder="suite:other_step", mesh="dp1", model="x"), label="other[dp4]")
     text = page("h200", [one], {"other[dp8]": Listed()}, FRESH)
     assert "| other[dp4] |         4 |" in text
-    assert "No result is of more than 4 devices." in text
+    assert "No stored result has more than 4 devices." in text
 
 
 def test_a_row_is_its_case_whatever_it_is_called() -> None:
@@ -92,9 +92,9 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
         FRESH,
     )
     assert text.endswith(
-        "## Rows that are the case of another\n\nMeasured once, under the second name.\n\n"
+        "## Rows that share a case\n\nMeasured once, stored under the second name.\n\n"
         "- `graph[eager-dp4]`: `sharding[ddp-dp4]`\n\n"
-        "## Rows without a result\n\nOf those that run without `--grid`. No result is of more than 4 devices.\n\n"
+        "## Rows without a result\n\nRows that run without `--grid`. No stored result has more than 4 devices.\n\n"
         "- `other`, 1 row (not stored yet): old\n"
     )
 
@@ -117,7 +117,7 @@ def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
     code = Stale(other={other: ["bench_tests/steps/train.py"]}, silent=frozenset({silent}), labels={})
     text = page("h200", records, {}, code)
     assert (
-        "Of these 3 results, 1 are of the suite's code as it is here, 1 are of other code (marked `*` in *Every row*),"
+        "Of these 3 results, 1 were made by the suite's present code, 1 by other code (marked `*` in *Every row*),"
         " and 1 do not say which code made them (marked `?`)." in text
     )
     rows = [cells(line) for line in text.splitlines() if line.startswith("| sharding")]
@@ -145,7 +145,7 @@ def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeyp
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "x.json").touch()
     monkeypatch.setattr(baselines, "FOLDER", tmp_path)
-    with pytest.raises(SystemExit, match=r"several kinds of h200, .*: h200-sxm-141gb, h200-nvl-141gb"):
+    with pytest.raises(SystemExit, match=r"several kinds of h200; name one of them: h200-sxm-141gb, h200-nvl-141gb"):
         results.main("h200")
 
 
