@@ -1,4 +1,4 @@
-"""The page docs/planted.md, from runs that were measured."""
+"""The page docs/planted.md, made from measured runs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from pytest_trainbench.judge.verdict import OUTCOMES
 HIT: Mapping[str, Sequence[str]] = {
     "synchronised": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "full_precision": ["mixed_precision[tf32-dp1]"],
-    # DDP of one device reduces its buckets too, with itself: they are counted, and it costs no time.
+    # DDP on one device also reduces its buckets, with itself. The reductions are counted, but they take no time.
     "small_buckets": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "eager_attention": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "recomputed": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
 }
-"""Rows that a fault is to make red; one that needs more devices than there are is not asked for."""
+"""Fault -> rows that it must turn red. Rows that need more devices than the machine has are not required."""
 
 SPARED: Mapping[str, Sequence[str]] = {
     "full_precision": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
 }
-"""Rows beside the matrix product, which trains nothing, that a fault has nothing to do with."""
+"""Fault -> rows that it does not affect. The matrix product, which trains nothing, is never affected."""
 
 RED = {outcome for outcome, ends in OUTCOMES.items() if ends == "fails"}
 
 FOUND = {"regression", "incomparable", "invalid"}
-"""Of these, what says of a slowdown that it is one: the step takes longer, or does other work than it did or should."""
+"""Red outcomes that identify a slowdown: the step takes longer, or it does other work than before or than it should."""
 
 
 def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
-    """Parts of the page. ``series``: of each machine or part of its time, baselines and the runs against them."""
+    """Parts of the page. Each element of ``series`` belongs to one machine at one time: its baselines, then the runs
+    against them."""
     runs = [run for one in series for run in one[1:]]
     nights = [run for run in runs if run.kind == UNCHANGED]
 
@@ -43,9 +44,9 @@ def page(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     yield "# Planted slowdowns"
     yield (
         f"Measured by `python -m benchmarks.planted run FILE` on {every('hardware')}, machines {every('machine')},"
-        f" torch {every('torch')}, commits {every('commit')}, in {len(series)} parts: baselines first, then"
-        f" {len(nights)} runs in which nothing changed and {len(runs) - len(nights)} with one fault each of"
-        " `benchmarks/planted/faults.py`. Printed by"
+        f" torch {every('torch')}, commits {every('commit')}, in {len(series)} parts. Each part stores baselines first."
+        f" {len(nights)} runs follow without a change, and {len(runs) - len(nights)} runs with one fault of"
+        " `benchmarks/planted/faults.py` each. Printed by"
         " `python -m benchmarks.planted page benchmarks/planted/runs/*.jsonl`."
     )
     if nights:
@@ -60,7 +61,7 @@ def unchanged(nights: Sequence[Run]) -> Iterator[str]:
         for label, row in run.rows.items():
             counted.setdefault(label, []).append(row)
     red = sum(row.outcome in RED for found in counted.values() for row in found)
-    yield f"## {len(nights)} runs with nothing changed: {red} red of {sum(map(len, counted.values()))} rows"
+    yield f"## {len(nights)} runs without a change: {red} of {sum(map(len, counted.values()))} rows are red"
     yield tabulate(
         [
             {
@@ -82,8 +83,8 @@ def outcomes(rows: Sequence[Row]) -> list[tuple[str, int]]:
 def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     yield "## Faults"
     yield (
-        "*Should be* red are the rows that a fault makes slower or larger; *not red* those that it has nothing to do"
-        " with."
+        "*Should be* is `red` for rows that the fault makes slower or larger, and `not red` for rows that it does not"
+        " affect."
     )
     rows = []
     for before, *others in series:
@@ -110,7 +111,7 @@ def planted(series: Sequence[Sequence[Run]]) -> Iterator[str]:
     asked = [row for row in rows if row[""]]
     left = [fault for fault in FAULTS if all(row["fault"] != fault for row in rows)]
     still = f" Not planted yet: {', '.join(left)}." if left else ""
-    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be.{still} Red rows said:"
+    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be.{still} Red rows say:"
     yield "\n".join(
         f"- {run.kind}: {row.said}"
         for _, *others in series

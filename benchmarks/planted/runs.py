@@ -1,4 +1,4 @@
-"""Runs of the suite, one after another, and what is kept of them."""
+"""Runs the suite several times and keeps the outcome of each row."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ BASELINE, UNCHANGED = "baseline", "unchanged"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of one run: its outcome, the median step of its launches (``None`` where none ended) and how many they
-    were, and what its test failed with."""
+    """One row of one run.
+
+    ``step_ms`` is the median step time of its launches, or ``None`` if no launch ended. ``launches`` is their number.
+    ``said`` is the first line of the test's failure.
+    """
 
     outcome: str
     step_ms: float | None
@@ -38,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """``kind``: ``baseline``, ``unchanged``, or the fault that was planted. ``rows`` by label."""
+    """One run. ``kind`` is ``baseline``, ``unchanged``, or the name of the planted fault. ``rows`` are by label."""
 
     kind: str
     hardware: str
@@ -49,12 +52,12 @@ class Run:
 
 
 def run(kinds: Sequence[str], arguments: Sequence[str]) -> Iterator[Run]:
-    """A run that stores baselines, then one of each of ``kinds`` against them; ``arguments`` are pytest's."""
+    """A run that stores baselines, then a run of each of ``kinds`` against them. pytest gets ``arguments``."""
     with tempfile.TemporaryDirectory() as folder:
         for number, kind in enumerate([BASELINE, *kinds]):
             found = _one(kind, Path(folder), f"run-{number}", arguments)
             if kind == BASELINE and {row.outcome for row in found.rows.values()} != {"saved"}:
-                sys.exit(f"no baseline to begin with: {found.rows}")
+                sys.exit(f"the first run stored no baselines for some rows: {found.rows}")
             yield found
 
 
@@ -63,7 +66,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
     command = [sys.executable, "-m", "pytest", "bench_tests", "-k", ROWS, "-q", "-p", "no:cacheprovider"]
     command += ["-o", f"trainbench_preload={PRELOAD}", "--baseline-dir", str(folder / "baselines")]
     command += ["--results", str(results), "--junit-xml", str(junit)]
-    command += ["--history", "none", *arguments]  # these are no nights of this machine
+    command += ["--history", "none", *arguments]  # these runs do not belong to the machine's history
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "CI")}
     if kind == BASELINE:
         command += ["--save-baseline"]
@@ -80,7 +83,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
     suspects = some.environment["suspects"]
     rows = {}
     for label, (outcome, said) in outcomes(junit).items():
-        record = records.get(label)  # of one that failed before it was measured there is none
+        record = records.get(label)  # a row that failed before its measurement has no record
         steps = record.values("step_ms") if record else []
         rows[label] = Row(
             outcome=outcome,
@@ -99,7 +102,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Run:
 
 
 def outcomes(junit: Path) -> dict[str, tuple[str, str]]:
-    """Of each row that ran, by label, from pytest's own report: its outcome, and the first line of its failure."""
+    """Label of each row that ran -> its outcome and the first line of its failure, from pytest's JUnit file."""
     found = {}
     for test in ElementTree.parse(junit).iter("testcase"):
         failure = test.find("failure")
@@ -116,7 +119,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> list[Run]:
-    """Of one file: baselines first, then the runs against them. Raises ``ValueError`` where it begins otherwise."""
+    """The runs of one file: baselines first. Raises ``ValueError`` if the first run is not a run of baselines."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         data = json.loads(line)
