@@ -1,14 +1,20 @@
-"""What tells that a host has become slower: two looks at it, beside the work of issuing a training step.
+"""Two probes of the host, compared with the host's work of issuing a training step: which probe shows a slow host?
 
     python -m benchmarks.host_rate [--seconds 60]
 
-The work is the host's part of FSDP2's step: the suite's strategy over a GPT of 24 layers that are next to nothing to
-compute, its collectives answered at once. Rounds of the work and of each look alternate, on the CPU clock of this
-thread, for as long as asked; four rounds make a sample. Printed is how each look goes with the work: Spearman's rank
-correlation and the slope of the logarithms; of the samples in which the step took at least 15 % longer than in quiet
-ones (the fastest quarter), the share that the look would explain by the rules of
-:mod:`pytest_trainbench.judge.attribution`; and of those in which it took at most 5 % longer, the share in which the
-host would be blamed for nothing. On a host that is quiet all the while nothing goes with anything.
+The work is the host's part of an FSDP2 step: the suite's strategy on a GPT of 24 layers with next to nothing to
+compute. A fake process group answers its collectives at once. Rounds of the work and of each probe alternate for the
+requested time, measured on this thread's CPU clock. Four rounds make a sample.
+
+The command prints how well each probe follows the work:
+
+* Spearman's rank correlation, and the slope of the logarithms.
+* *slow, and explained*: among samples whose step took at least 15 % longer than in quiet samples (the fastest quarter),
+  the share that the probe would explain by the rules of :mod:`pytest_trainbench.judge.attribution`.
+* *quiet, and blamed*: among samples whose step took at most 5 % longer, the share in which the probe would wrongly
+  blame the host.
+
+On a host that is quiet all the time nothing correlates.
 """
 
 from __future__ import annotations
@@ -47,8 +53,8 @@ SHORT = random.Random(0).sample(range(1 << 30), 4096)
 
 
 def step() -> Callable[[], object]:
-    """Issues one step of rank 0 of :data:`RANKS`."""
-    # "fake": torch's own process group for tests, which does nothing.
+    """A function that issues one step of rank 0 of :data:`RANKS` ranks."""
+    # "fake" is torch's own process group for tests. It does nothing.
     init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     dp = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))["dp"]
     model = gpt(layers=24, hidden=64, heads=4, vocabulary=128, positions=16)
@@ -109,7 +115,7 @@ def share(of: NDArray[np.bool_]) -> str:
 
 
 def sampled(values: list[float]) -> NDArray[np.float64]:
-    """Logarithms, meaned over :data:`TOGETHER` rounds."""
+    """Logarithms of ``values``, averaged over :data:`TOGETHER` rounds."""
     whole = len(values) // TOGETHER * TOGETHER
     means: NDArray[np.float64] = np.log(values[:whole]).reshape(-1, TOGETHER).mean(axis=1)
     return means

@@ -2,8 +2,9 @@
 
     python benchmarks/overhead.py [--device cpu|cuda] [--step-ms 10] [--blocks 40]
 
-Blocks of both loops alternate (A B B A …), so that a machine that grows slower or faster does so for both. Printed is
-the ratio of harness to bare for neighbouring blocks: its median, and a 95 % interval of that median by bootstrap.
+Blocks of both loops alternate (A B B A …), so a machine that becomes slower or faster affects both loops equally. The
+command prints the ratio of harness to bare loop for neighbouring blocks: its median, and a 95 % bootstrap interval of
+that median.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from scipy.stats import bootstrap
 from pytest_trainbench.rank.measure import Clock, clock_of, timed_loop
 
 STEPS = 20
-"""Steps in a block; at 10 ms each a block is short against the drifts of a machine."""
+"""Steps in a block. At 10 ms a step, a block is short compared with the drift of a machine."""
 
 
 def step_of(device: torch.device, target_ms: float) -> Callable[[], torch.Tensor]:
-    """A step of matrix products that takes about ``target_ms``, and is not bound by its own launches."""
+    """A step of matrix products that takes about ``target_ms`` and is not host-bound."""
     size = 512 if device.type == "cpu" else 4096
     matrix = torch.randn(size, size, device=device) / size**0.5
 
@@ -68,7 +69,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cpu":
-        torch.set_num_threads(1)  # threads would wait for one another, and measure the machine's other work
+        torch.set_num_threads(1)  # with several threads the loops would measure other work on the machine
     run, clock = step_of(device, options.step_ms), clock_of(device)
     ratios, bare = [], []
     for block in range(options.blocks):

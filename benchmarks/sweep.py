@@ -1,9 +1,9 @@
-"""Does every row still run and train right? One launch of each, and a table of what is wrong.
+"""Checks that every row still runs and trains right: one launch of each row, and a list of the failures.
 
     python -m benchmarks.sweep --side-by-side 3 bench_tests --hw h200 --devices 2
 
-All other arguments go to pytest. Rows run in several sessions at once, so that times mean nothing and are not
-reported. Counts, memory and losses do not depend on neighbours. Ends with 1 where a row is wrong.
+pytest gets all other arguments. Rows run in several sessions at once, so their times mean nothing, and no times are
+reported. Counts, memory and losses do not depend on neighbours. The exit code is 1 if a row fails.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bench_tests.tolerances import LEAP, leap, tolerance
 from pytest_trainbench.schema.record import Record, read_record
 
 TOLD = ("regression", "incomparable", "invalid", "timeout", "crash", "oom")
-"""Outcomes that a row ends with whatever its neighbours do. One of them by time alone is ``environment``."""
+"""Outcomes that do not depend on neighbours. A regression of time alone is ``environment``, which is not listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How one row of a sweep ended: its outcome, and the first line of what its test said."""
+    """How one row of a sweep ended: its outcome, and the first line of its failure."""
 
     label: str
     outcome: str
@@ -37,7 +37,8 @@ class Ended:
 
 
 def collect(arguments: Sequence[str]) -> list[str]:
-    """Node ids of the rows that pytest would run. Raises ``SystemExit`` with pytest's words where it cannot collect."""
+    """Node ids of the rows that pytest would run. Raises ``SystemExit`` with pytest's output if pytest cannot collect
+    them."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -46,14 +47,14 @@ def collect(arguments: Sequence[str]) -> list[str]:
 
 
 def deal(rows: Sequence[str], sessions: int) -> list[list[str]]:
-    """Rows for each session. Neighbours stay together in runs of four, since they often share a reference."""
+    """The rows of each session. Neighbours stay together in runs of four, because they often share a reference."""
     runs = [rows[at : at + 4] for at in range(0, len(rows), 4)]
     dealt = [[row for run in runs[number::sessions] for row in run] for number in range(sessions)]
     return [mine for mine in dealt if mine]
 
 
 def sweep(rows: Sequence[str], options: Sequence[str], sessions: int, folder: Path) -> tuple[list[Ended], list[Record]]:
-    """Run every row once; how each ended, and the records of those that got that far."""
+    """Run every row once. Returns how each row ended, and the records of the rows that were measured."""
     running = []
     for number, mine in enumerate(deal(rows, sessions)):
         command = [
@@ -69,7 +70,7 @@ def sweep(rows: Sequence[str], options: Sequence[str], sessions: int, folder: Pa
 
 
 def outcomes(junit: Path) -> list[Ended]:
-    """The rows of one session, from its JUnit file."""
+    """The rows of one session, read from its JUnit file."""
     found = []
     for case in ET.parse(junit).iter("testcase"):
         told = {each.get("name"): each.get("value", "") for each in case.iter("property")}
@@ -82,7 +83,8 @@ def outcomes(junit: Path) -> list[Ended]:
 
 
 def wrong(ended: Iterable[Ended], asked: int) -> list[str]:
-    """A line for each row that should not have ended so, and one for rows without a result."""
+    """A line for each row with a bad outcome, and one line for the rows without a result. ``asked`` is the number of
+    rows."""
     rows = list(ended)
     lines = [f"{row.outcome}: {row.label}: {row.said}" for row in rows if row.outcome in TOLD]
     lost = asked - len(rows)
@@ -90,7 +92,7 @@ def wrong(ended: Iterable[Ended], asked: int) -> list[str]:
 
 
 def unsteady(records: Iterable[Record]) -> list[str]:
-    """A line for each row whose losses leap, so that right and wrong are hard to tell apart."""
+    """A line for each row with a leap in its losses, which makes a wrong training hard to recognise."""
     lines = []
     for record in records:
         losses = record.launches[0].losses[: tolerance(*names(record)).steps[1]]
@@ -100,7 +102,7 @@ def unsteady(records: Iterable[Record]) -> list[str]:
 
 
 def deviations(records: Iterable[Record]) -> list[dict[str, object]]:
-    """For each tolerance in use: the largest distance from the reference that a row showed, and which row."""
+    """For each tolerance in use: the largest deviation from the reference, and the row that showed it."""
     found: dict[tuple[float, tuple[int, int]], tuple[float, str]] = {}
     for record in records:
         for value in record.values("loss_deviation"):
@@ -114,7 +116,7 @@ def deviations(records: Iterable[Record]) -> list[dict[str, object]]:
 
 
 def names(record: Record) -> list[str]:
-    """What a row's tolerance may go by."""
+    """The names by which :data:`bench_tests.tolerances.TOLERANCES` may list a row."""
     params: Mapping[str, object] = record.case.params
     compiled = [f"compiled-{params['precision']}"] if params.get("graph") == "inductor" else []
     return [str(params[name]) for name in ("strategy", "engine", "model", "precision") if name in params] + compiled

@@ -88,8 +88,8 @@ def test_the_page_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_where_there_is_nothing_to_draw_it_says_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"no folder with records, and no hardware with baselines"):
+    with pytest.raises(SystemExit, match=r"is neither a folder with records nor hardware with baselines"):
         pictures.main(str(tmp_path))
     (tmp_path / "one.json").write_text(dump(ACCELERATED[0].to_json()), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r": 1 records fill no picture; one needs ddp_scaling, plain on several"):
+    with pytest.raises(SystemExit, match=r": 1 records are not enough for a plot, which needs ddp_scaling"):
         pictures.main(str(tmp_path))

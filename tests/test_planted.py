@@ -130,7 +130,7 @@ def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
     ):
         runs.write(run, path)
     printed = "\n\n".join(page.page([runs.read(path)]))
-    assert "## 2 runs with nothing changed: 0 red of 2 rows" in printed and "1 ok, 1 noisy" in printed
+    assert "## 2 runs without a change: 0 of 2 rows are red" in printed and "1 ok, 1 noisy" in printed
     assert "+150.0%" in printed and "- full_precision: slower\n- recomputed: crashed" in printed
     assert "1 of 3 are as they should be. Not planted yet: synchronised, small_buckets. Red" in printed, (
         "neither a crash nor an ok is a slowdown found"

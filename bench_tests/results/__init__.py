@@ -1,1 +1,1 @@
-"""What is made of the stored baselines: the results page and its pictures."""
+"""Pages made from the stored baselines: the results page and its plots."""

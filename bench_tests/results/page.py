@@ -1,4 +1,4 @@
-"""A page of all stored results of one kind of hardware, as Markdown, made from the baseline files alone.
+"""The results page of one kind of hardware, as Markdown, made only from the baseline files.
 
 python -m bench_tests.results h200 > docs/results-h200.md
 """
@@ -42,30 +42,34 @@ VERSIONS = (
 )  # fmt: skip
 
 OTHER_CODE = "*"
-"""Marks a row whose own code has changed since it was measured."""
+"""Marks a row whose own code has changed since its measurement."""
 
 SILENT = "?"
-"""Marks a row that does not say which code made it."""
+"""Marks a row whose baseline does not say which code made it."""
 
 NOT_STORED = "not stored yet"
 
 ONLY_ASKED = "only asked for its case"
 
 ENOUGH = 4096
-"""Devices of the machine that is made believe in: no mesh of the suite needs more."""
+"""Number of devices of the simulated machine. No mesh of the suite needs more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A row that the suite has: the id of its case or, where the test is skipped before there is one, why."""
+    """A row of the suite. ``case`` is the id of its case; ``skipped`` is the reason if its test skips before it has a
+    case."""
 
     case: str | None = None
     skipped: str = ""
 
 
 def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], code: Stale) -> str:
-    """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`collected` gives
-    them, and ``code`` says which records are of other code than the suite's."""
+    """The page of ``records``.
+
+    ``rows`` are all rows of the suite for this hardware, as :func:`collected` returns them. ``code`` says which records
+    were made by other code than the suite's present code.
+    """
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
     parts = [
         f"# Results: {family.upper()}",
@@ -101,7 +105,7 @@ def _environment(records: Sequence[Record]) -> str:
 
 
 def _code(records: Sequence[Record], code: Stale) -> str:
-    """How many results are of the suite's code as it is beside this page."""
+    """How many results were made by the present code of the suite."""
     other, silent = len(code.other), len(code.silent)
     return (
         f"Of these {len(records)} results, {len(records) - other - silent} are of the suite's code as it is here,"
@@ -117,7 +121,7 @@ def _rows(records: Sequence[Record], code: Stale) -> pd.DataFrame:
         commit = record.environment["suspects"].get("commit", "")
         lines.append({**_row(record), "commit": f"{commit} {mark}".strip()})
     table = pd.DataFrame(lines).fillna("")
-    return table[[*table.columns.drop("commit"), "commit"]]  # last, whether or not the first row ran out of memory
+    return table[[*table.columns.drop("commit"), "commit"]]  # the last column, even if the first row ran out of memory
 
 
 def _row(record: Record) -> dict[str, str]:
@@ -141,7 +145,8 @@ def _row(record: Record) -> dict[str, str]:
 
 
 def _shared(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
-    """The suite's rows whose result stands under another name, since both are one case; empty where there is none."""
+    """A list of rows that share their case with another row, under whose name the result is stored. Empty if there are
+    none."""
     labels = {record.case.id: record.label for record in records}
     found = {name: labels.get(row.case or "") for name, row in rows.items()}
     shared = {name: label for name, label in found.items() if label not in (None, name)}
@@ -152,7 +157,7 @@ def _shared(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
 
 
 def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
-    """The suite's rows without a stored result, and why. A row whose case is not known goes by its name."""
+    """A list of rows without a stored result, with the reason. A row without a known case is identified by its name."""
     here = max(map(devices, records))
     labels, ids = ({record.label for record in records}, {record.case.id for record in records})
     absent = [name for name, row in rows.items() if (name not in labels if row.case is None else row.case not in ids)]
@@ -174,7 +179,7 @@ def _missing(records: Sequence[Record], rows: Mapping[str, Listed]) -> str:
 
 
 def _devices(row: str) -> int:
-    """How many the mesh at the end of a row's name takes; 1 where it names none."""
+    """Number of devices of the mesh at the end of a row's name; 1 if the name has no mesh."""
     words = row.rstrip("]").split("[")[-1].split("-")
     for start in range(len(words)):
         try:
@@ -185,8 +190,8 @@ def _devices(row: str) -> int:
 
 
 class Listing(Session):
-    """A session on devices that need not be here. A test that is about to measure a case is asked for its
-    :attr:`~pytest_trainbench.schema.case.Case.id` and is over."""
+    """A session with simulated devices. A test that is about to measure a case is asked for
+    :attr:`~pytest_trainbench.schema.case.Case.id` and ends."""
 
     def __init__(self, config: pytest.Config, accelerator: Accelerator) -> None:
         options = config.stash[SESSION].settings
@@ -215,7 +220,8 @@ class Listing(Session):
 
 
 class Asking:
-    """The pytest plugin that runs what is collected in a :class:`Listing`; ``rows`` is what :func:`collected` gives."""
+    """A pytest plugin that runs the collected tests in a :class:`Listing`. ``rows`` is the result of
+    :func:`collected`."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -226,7 +232,7 @@ class Asking:
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[SESSION] = Listing(config, self.accelerator)
 
-    @pytest.hookimpl(tryfirst=True)  # before pytest's own, which runs nothing under --collect-only
+    @pytest.hookimpl(tryfirst=True)  # before pytest's own hook, which runs nothing under --collect-only
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for item, following in zip_longest(session.items, session.items[1:]):
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -245,26 +251,27 @@ class Asking:
 
 
 def collected(family: str) -> dict[str, Listed]:
-    """All rows that the suite has for a family of hardware, none of which is needed, by the name that reports show.
+    """All rows that the suite has for a family of hardware, by the name in reports. None of the hardware has to be
+    present.
 
-    Raises ``RuntimeError`` with pytest's output where a test fails before it measures.
+    Raises ``RuntimeError`` with pytest's output if a test fails before it measures.
     """
     asking, said = Asking(accelerators(family)[0]), io.StringIO()
     arguments = [str(ROOT / "bench_tests"), "--rootdir", str(ROOT), "--hw", family]
     with contextlib.redirect_stdout(said):
-        # Only where nothing is to be run does a named device not have to be here.
+        # --collect-only is the only mode that accepts a named device that is absent.
         ended = pytest.main([*arguments, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], plugins=[asking])
     if ended != pytest.ExitCode.OK:
-        raise RuntimeError(f"the suite of {family} cannot be listed:\n{said.getvalue()}")
+        raise RuntimeError(f"pytest cannot list the suite for {family}:\n{said.getvalue()}")
     return asking.rows
 
 
 def main(family: str) -> None:
     kinds = stored(family)
     if not kinds:
-        sys.exit(f"there are no baselines of {family} under {FOLDER}; known: {', '.join(sorted(TABLE))}")
-    if len(kinds) > 1:  # tables have one line a row, which would be that of whichever came last
-        sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(kinds)}")
+        sys.exit(f"{FOLDER} has no baselines of {family}; known hardware: {', '.join(sorted(TABLE))}")
+    if len(kinds) > 1:  # tables have one line a row, so only the last kind of hardware would appear
+        sys.exit(f"{FOLDER} has baselines of several kinds of {family}; name one of them: {', '.join(kinds)}")
     records = [read_record(path) for paths in kinds.values() for path in paths]
     code = look(records, Tree.of(ROOT))
     sys.stdout.write(page(family, records, collected(family), code))

@@ -1,7 +1,7 @@
-"""What is better drawn than listed, as one HTML page that needs no network; ``pip install -e ".[pictures]"`` first.
+"""Plots of records as one HTML page that needs no network. They need ``pip install -e ".[pictures]"``.
 
-python -m bench_tests.results.plots h200 > pictures.html      # of the stored baselines
-python -m bench_tests.results.plots results/ > pictures.html  # of a folder that --results wrote
+python -m bench_tests.results.plots h200 > pictures.html      # the stored baselines
+python -m bench_tests.results.plots results/ > pictures.html  # a folder that --results wrote
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WIDE = 2
-"""Parts of a picture side by side."""
+"""Panels of a plot in one line."""
 
 PUBLISHED_ACCELERATION = "published for one closed accelerator: 1.05× to 3×, the more the worse plain DDP scales"
 
 
 def acceleration(records: Sequence[Record]) -> Any | None:
-    """The published picture, once for each faster kind of data parallelism: a dot a model, batch and number of devices.
-    ``None`` where no row has both of its figures."""
+    """The published plot, once for each accelerated variant: one dot for each model, batch and number of devices.
+
+    ``None`` if no record has both figures of a dot.
+    """
     from plotly import express
 
     dots = ddp_scaling.points(records)
@@ -58,7 +60,7 @@ def acceleration(records: Sequence[Record]) -> Any | None:
 
 
 def losses(records: Sequence[Record]) -> Any | None:
-    """Loss over samples of the scaling suite, a line a number of devices. ``None`` where there is no series."""
+    """Loss over samples of the scaling suite: one line for each number of devices. ``None`` without a series."""
     from plotly import express
 
     curves = scaling.curves(records)
@@ -73,21 +75,22 @@ def losses(records: Sequence[Record]) -> Any | None:
         markers=True,
         title="Loss over samples",
     )
-    # Models and global batches differ by orders of magnitude.
+    # Models and global batches differ by orders of magnitude, so each panel has its own axes.
     figure.update_xaxes(matches=None, showticklabels=True)
     figure.update_yaxes(matches=None, showticklabels=True)
     return _laid_out(figure, parts=curves.groupby(["model", "scaling"]).ngroups)
 
 
 def _coloured(points: pd.DataFrame) -> dict[str, Any]:
-    """What gives each number of devices a colour of its own, from the fewest to the most."""
+    """Arguments that give each number of devices its own colour, in ascending order."""
     order = list(map(str, sorted({*points.devices})))
     shown = points.assign(devices=points.devices.astype(str))
     return {"data_frame": shown, "color": "devices", "category_orders": {"devices": order}}
 
 
 def _laid_out(figure: Any, *, parts: int) -> Any:
-    """High enough for its parts, with ``powersgd`` above one and not ``strategy=powersgd``."""
+    """Set the height by the number of panels, and shorten panel titles such as ``strategy=powersgd`` to
+    ``powersgd``."""
     figure.for_each_annotation(lambda title: title.update(text=title.text.rpartition("=")[2]))
     return figure.update_layout(height=120 + 380 * math.ceil(parts / WIDE))
 
@@ -96,25 +99,25 @@ PICTURES: dict[str, Callable[[Sequence[Record]], Any | None]] = {
     "ddp_scaling, plain on several numbers of devices and a faster kind": acceleration,
     "scaling on several numbers of devices": losses,
 }
-"""What has to be measured for it -> a picture."""
+"""What the records must contain -> the function that draws the plot."""
 
 
 def page(records: Sequence[Record]) -> str:
-    """All pictures that ``records`` fill. Raises ``ValueError`` that says what they lack where they fill none."""
+    """All plots that ``records`` can fill. If they fill none, raises ``ValueError`` that says what is missing."""
     figures = [figure for draw in PICTURES.values() if (figure := draw(records)) is not None]
     if not figures:
-        raise ValueError(f"{len(records)} records fill no picture; one needs {', or '.join(PICTURES)}")
+        raise ValueError(f"{len(records)} records are not enough for a plot, which needs {', or '.join(PICTURES)}")
     parts = [figure.to_html(full_html=False, include_plotlyjs=number == 0) for number, figure in enumerate(figures)]
     return '<!doctype html>\n<meta charset="utf-8">\n<title>Training benchmarks</title>\n' + "\n".join(parts) + "\n"
 
 
 def main(where: str) -> None:
     if find_spec("plotly") is None:
-        sys.exit("pictures need plotly: pip install plotly")
+        sys.exit("plots need plotly: pip install plotly")
     groups = [sorted(Path(where).rglob("*.json"))] if Path(where).is_dir() else stored(where).values()
     paths = [path for group in groups for path in group]
     if not paths:
-        sys.exit(f"{where}: no folder with records, and no hardware with baselines")
+        sys.exit(f"{where} is neither a folder with records nor hardware with baselines")
     try:
         sys.stdout.write(page([read_record(path) for path in paths]))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where the baselines of the suite are stored, by the hardware that they are of."""
+"""The stored baselines of the suite, by hardware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ FOLDER = Path(__file__).parent.parent.parent / "baselines"
 
 
 def stored(name: str) -> dict[str, list[Path]]:
-    """Files of every kind of hardware that a family or an exact key names and that has any, by its key; nothing for
-    any other word."""
+    """Key of a kind of hardware -> its baseline files. ``name`` is a family or an exact key.
+
+    Kinds without files are left out, so an unknown name gives an empty mapping.
+    """
     found = {row.key: sorted((FOLDER / row.key).glob("*.json")) for row in rows(name)}
     return {key: paths for key, paths in found.items() if paths}

@@ -1,6 +1,6 @@
-"""Ranks that import this are slower: how, says the environment variable :data:`VARIABLE`.
+"""Slows down the ranks that import this module. The environment variable :data:`VARIABLE` names the fault.
 
-It is imported by the fork server of a run (``trainbench_preload``), so that every rank has it and no file is changed.
+The fork server of a run imports this module (``trainbench_preload``), so every rank has the fault and no file changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLE = "PLANTED_FAULT"
 
 
 def synchronised() -> None:
-    """The loss is read after every step, as code does that prints it."""
+    """The host reads the loss after every step, like code that prints the loss."""
 
     def read(step: Step) -> Step:
         def run() -> Tensor | None:
@@ -41,7 +41,7 @@ def synchronised() -> None:
 
 
 def full_precision() -> None:
-    """Products of fp32 tensors no longer take the TF32 units."""
+    """Products of fp32 tensors no longer use the TF32 units."""
 
     def slow(step: Step) -> Step:
         torch.set_float32_matmul_precision("highest")
@@ -51,12 +51,12 @@ def full_precision() -> None:
 
 
 def small_buckets() -> None:
-    """DDP reduces gradients by the megabyte."""
+    """DDP reduces gradients in buckets of 1 MB."""
     DDP_OPTIONS["bucket_cap_mb"] = 1
 
 
 def eager_attention() -> None:
-    """Attention writes out its scores: no fused kernel may be used."""
+    """Attention stores its scores: no fused kernel is allowed."""
     for enable in (
         torch.backends.cuda.enable_flash_sdp,
         torch.backends.cuda.enable_mem_efficient_sdp,
@@ -66,7 +66,7 @@ def eager_attention() -> None:
 
 
 def recomputed() -> None:
-    """Every block's activations are thrown away and computed again."""
+    """Backward computes every block's activations again."""
     build = Model.build
 
     def slow(self: Model, *args: Any, **sample: Any) -> Trainable:

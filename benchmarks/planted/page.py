@@ -1,4 +1,4 @@
-"""The page docs/planted.md, from runs that were measured."""
+"""The page docs/planted.md, made from measured runs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pytest_trainbench.judge.outcome import OUTCOMES
 HIT: Mapping[str, Sequence[str]] = {
     "synchronised": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "full_precision": ["mixed_precision[tf32-dp1]"],
-    # DDP of one device reduces its buckets too, with itself: they are counted, and it costs no time.
+    # DDP on one device also reduces its buckets, with itself. The reductions are counted, but they take no time.
     "small_buckets": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "eager_attention": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
     "recomputed": ["mixed_precision[tf32-dp1]", "mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
 }
-"""Rows that a fault is to make red; one that needs more devices than there are is not asked for."""
+"""Fault -> rows that it must turn red. Rows that need more devices than the machine has are not required."""
 
 SPARED: Mapping[str, Sequence[str]] = {
     "full_precision": ["mixed_precision[bf16-dp1]", "mixed_precision[bf16-dp2]"],
 }
-"""Rows beside the matrix product, which trains nothing, that a fault has nothing to do with."""
+"""Fault -> rows that it does not affect. The matrix product, which trains nothing, is never affected."""
 
 RED = {outcome for outcome, ends in OUTCOMES.items() if ends == "fails"}
 
 FOUND = {"regression", "incomparable", "invalid"}
-"""Of these, what says of a slowdown that it is one: the step takes longer, or does other work than it did or should."""
+"""Red outcomes that identify a slowdown: the step takes longer, or it does other work than before or than it should."""
 
 
 def page(series: Sequence[Sequence[PlantedRun]]) -> Iterator[str]:
@@ -61,7 +61,7 @@ def unchanged(nights: Sequence[PlantedRun]) -> Iterator[str]:
         for label, row in run.rows.items():
             counted.setdefault(label, []).append(row)
     red = sum(row.outcome in RED for found in counted.values() for row in found)
-    yield f"## {len(nights)} runs with nothing changed: {red} red of {sum(map(len, counted.values()))} rows"
+    yield f"## {len(nights)} runs without a change: {red} of {sum(map(len, counted.values()))} rows are red"
     yield tabulate(
         [
             {
@@ -111,7 +111,7 @@ def planted(series: Sequence[Sequence[PlantedRun]]) -> Iterator[str]:
     asked = [row for row in rows if row[""]]
     left = [fault for fault in FAULTS if all(row["fault"] != fault for row in rows)]
     still = f" Not planted yet: {', '.join(left)}." if left else ""
-    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be.{still} Red rows said:"
+    yield f"{sum(row[''] == 'yes' for row in asked)} of {len(asked)} are as they should be.{still} Red rows say:"
     yield "\n".join(
         f"- {run.kind}: {row.said}"
         for _, *others in series

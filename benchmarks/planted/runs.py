@@ -1,4 +1,4 @@
-"""Runs of the suite, one after another, and what is kept of them."""
+"""Runs the suite several times and keeps the outcome of each row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(kinds: Sequence[str], arguments: Sequence[str]) -> Iterator[PlantedRun]:
         for number, kind in enumerate([BASELINE, *kinds]):
             found = _one(kind, Path(folder), f"run-{number}", arguments)
             if kind == BASELINE and {row.outcome for row in found.rows.values()} != {"saved"}:
-                sys.exit(f"no baseline to begin with: {found.rows}")
+                sys.exit(f"the first run stored no baselines for some rows: {found.rows}")
             yield found
 
 
@@ -63,7 +63,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Plante
     command = [sys.executable, "-m", "pytest", "bench_tests", "-k", ROWS, "-q", "-p", "no:cacheprovider"]
     command += ["-o", f"trainbench_preload={PRELOAD}", "--baseline-dir", str(folder / "baselines")]
     command += ["--results", str(results), "--junit-xml", str(junit)]
-    command += ["--history", "none", *arguments]  # these are no nights of this machine
+    command += ["--history", "none", *arguments]  # these runs do not belong to the machine's history
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "CI")}
     if kind == BASELINE:
         command += ["--save-baseline"]
@@ -80,7 +80,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Plante
     suspects = some.environment["suspects"]
     rows = {}
     for label, (outcome, said) in outcomes(junit).items():
-        record = records.get(label)  # of one that failed before it was measured there is none
+        record = records.get(label)  # a row that failed before its measurement has no record
         steps = record.values("step_ms") if record else []
         rows[label] = PlantedRow(
             outcome=outcome,
@@ -99,7 +99,7 @@ def _one(kind: str, folder: Path, name: str, arguments: Sequence[str]) -> Plante
 
 
 def outcomes(junit: Path) -> dict[str, tuple[str, str]]:
-    """Of each row that ran, by label, from pytest's own report: its outcome, and the first line of its failure."""
+    """Label of each row that ran -> its outcome and the first line of its failure, from pytest's JUnit file."""
     found = {}
     for test in ElementTree.parse(junit).iter("testcase"):
         failure = test.find("failure")
