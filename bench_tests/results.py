@@ -5,33 +5,23 @@ python -m bench_tests.results h200 > docs/results-h200.md
 
 from __future__ import annotations
 
-import contextlib
-import io
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import pandas as pd
-import pytest
 
 from bench_tests.baselines import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.cells import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
-from pytest_trainbench.hardware.catalog import TABLE, Accelerator
-from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.hardware.resolve import rows as accelerators
+from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.listing import Listed, listed
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
-from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Record, read_record
-from pytest_trainbench.session import SESSION, Session
 from pytest_trainbench.store.other_code import Stale, look
 
 ROOT = Path(__file__).parent.parent
@@ -49,22 +39,9 @@ SILENT = "?"
 
 NOT_STORED = "not stored yet"
 
-ONLY_ASKED = "only asked for its case"
-
-ENOUGH = 4096
-"""Devices of the machine that is made believe in: no mesh of the suite needs more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """A row that the suite has: the id of its case or, where the test is skipped before there is one, why."""
-
-    case: str | None = None
-    skipped: str = ""
-
 
 def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], code: Stale) -> str:
-    """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`collected` gives
+    """The page of ``records``; ``rows`` are all rows that the suite has for this hardware, as :func:`listed` gives
     them, and ``code`` says which records are of other code than the suite's."""
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
     parts = [
@@ -185,81 +162,6 @@ def _devices(row: str) -> int:
     return 1
 
 
-class Listing(Session):
-    """A session on devices that need not be here. A test that is about to measure a case is asked for its
-    :attr:`~pytest_trainbench.schema.case.Case.id` and is over."""
-
-    def __init__(self, config: pytest.Config, accelerator: Accelerator) -> None:
-        options = config.stash[SESSION].settings
-        super().__init__(config, replace(options, devices=None, memory_cap=None, ci=False))
-        self.accelerator = accelerator
-        self.ids: dict[str, str] = {}
-
-    @property
-    def hardware(self) -> Hardware:
-        row = self.accelerator
-        return Hardware(
-            id=row.key,
-            kind=row.kind,
-            device_name=row.names[0],
-            count=ENOUGH,
-            memory_bytes=row.memory_gb * 10**9,
-            accelerator=row,
-        )
-
-    def runner(self, folder: Callable[[str], Path]) -> Any:
-        return SimpleNamespace(row=self._note)
-
-    def _note(self, case: Case, *, label: str, **_: object) -> NoReturn:
-        self.ids[label] = case.id
-        pytest.skip(ONLY_ASKED)
-
-
-class Asking:
-    """The pytest plugin that runs what is collected in a :class:`Listing`; ``rows`` is what :func:`collected` gives."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.rows: dict[str, Listed] = {}
-        self.skipped: dict[str, str] = {}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[SESSION] = Listing(config, self.accelerator)
-
-    @pytest.hookimpl(tryfirst=True)  # before pytest's own, which runs nothing under --collect-only
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for item, following in zip_longest(session.items, session.items[1:]):
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-        listing = session.config.stash[SESSION]
-        assert isinstance(listing, Listing)
-        for item in session.items:
-            name = item.name.removeprefix("test_")
-            self.rows[name] = Listed(case=listing.ids.get(name), skipped=self.skipped.get(item.nodeid, ""))
-        return True
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and isinstance(report.longrepr, tuple):
-            why = report.longrepr[2].removeprefix("Skipped: ")
-            if why != ONLY_ASKED:
-                self.skipped[report.nodeid] = why
-
-
-def collected(family: str) -> dict[str, Listed]:
-    """All rows that the suite has for a family of hardware, none of which is needed, by the name that reports show.
-
-    Raises ``RuntimeError`` with pytest's output where a test fails before it measures.
-    """
-    asking, said = Asking(accelerators(family)[0]), io.StringIO()
-    arguments = [str(ROOT / "bench_tests"), "--rootdir", str(ROOT), "--hw", family]
-    with contextlib.redirect_stdout(said):
-        # Only where nothing is to be run does a named device not have to be here.
-        ended = pytest.main([*arguments, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], plugins=[asking])
-    if ended != pytest.ExitCode.OK:
-        raise RuntimeError(f"the suite of {family} cannot be listed:\n{said.getvalue()}")
-    return asking.rows
-
-
 def main(family: str) -> None:
     kinds = stored(family)
     if not kinds:
@@ -268,7 +170,7 @@ def main(family: str) -> None:
         sys.exit(f"there are baselines of several kinds of {family}, each of which has a page: {', '.join(kinds)}")
     records = [read_record(path) for paths in kinds.values() for path in paths]
     code = look(records, Tree.of(ROOT))
-    sys.stdout.write(page(family, records, collected(family), code))
+    sys.stdout.write(page(family, records, listed([ROOT / "bench_tests"], family, root=ROOT), code))
 
 
 if __name__ == "__main__":
