@@ -56,7 +56,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "drift",
         "red_since",
     ),
-    "report": ("calibration", "rows", "cost", "one_change", "terminal", "drift", "markdown"),
+    "report": ("calibration", "rows", "cost", "one_change", "header", "tables", "terminal", "drift", "markdown"),
     "": (
         "stale",
         "settings",
@@ -65,8 +65,11 @@ LADDER: dict[str, tuple[str, ...]] = {
         "calibrate",
         "hookspecs",
         "__init__",
+        "archive",
+        "progress",
         "pytest_benchmark_bridge",
         "session",
+        "listing",
         "plugin",
     ),
 }
@@ -86,7 +89,7 @@ IMPORTS: dict[str, set[str]] = {
 }
 """The folders that the modules of a folder import."""
 
-KNOWS_PYTEST = {"plugin", "session", "pytest_benchmark_bridge"}
+KNOWS_PYTEST = {"plugin", "session", "listing", "pytest_benchmark_bridge"}
 
 HEAVY = {"torch", "pandas", "scipy"}
 """Imported inside functions only, so that collecting tests costs nothing and needs no device."""

@@ -13,7 +13,8 @@ from samples import MIB, case, failed, launch, record
 
 from bench_tests.results import page as results
 from bench_tests.results import stored as baselines
-from bench_tests.results.page import Listed, page
+from bench_tests.results.page import page
+from pytest_trainbench.listing import Listed
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.store.other_code import Stale
 
@@ -101,7 +102,12 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
 
 def test_cases_of_a_device_are_known_without_it() -> None:
     """Two suites that run one configuration are seen to, in the formats of that device and on any number of it."""
-    ask = "import json; from bench_tests.results.page import collected as c; print(json.dumps(c('h200'), default=vars))"
+    ask = """
+import json
+from pathlib import Path
+from pytest_trainbench.listing import listed
+print(json.dumps(listed([Path("bench_tests")], "h200", root=Path.cwd()), default=vars))
+"""
     listed = json.loads(said("-c", ask))
     rows = {name: row["case"] for name, row in listed.items()}
     tf32 = "train_step(micro_batch=16, model=bert-base, precision=tf32, sequence=512, strategy=ddp-fp32) @ dp4"

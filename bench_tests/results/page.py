@@ -5,33 +5,23 @@ python -m bench_tests.results h200 > docs/results-h200.md
 
 from __future__ import annotations
 
-import contextlib
-import io
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import pandas as pd
-import pytest
 
 from bench_tests.results.stored import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.format import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
-from pytest_trainbench.hardware.catalog import TABLE, Accelerator
-from pytest_trainbench.hardware.resolve import Hardware
-from pytest_trainbench.hardware.resolve import rows as accelerators
+from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.listing import Listed
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived
-from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Record, read_record
-from pytest_trainbench.session import SESSION, Session
 from pytest_trainbench.store.other_code import Stale, look
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,25 +39,11 @@ SILENT = "?"
 
 NOT_STORED = "not stored yet"
 
-ONLY_ASKED = "only asked for its case"
-
-ENOUGH = 4096
-"""Number of devices of the simulated machine. No mesh of the suite needs more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """A row of the suite. ``case`` is the id of its case; ``skipped`` is the reason if its test skips before it has a
-    case."""
-
-    case: str | None = None
-    skipped: str = ""
-
 
 def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], code: Stale) -> str:
     """The page of ``records``.
 
-    ``rows`` are all rows of the suite for this hardware, as :func:`collected` returns them. ``code`` says which records
+    ``rows`` are all rows of the suite for this hardware, as :func:`listed` returns them. ``code`` says which records
     were made by other code than the suite's present code.
     """
     names = sorted({str(record.environment["must_match"]["device"]) for record in records})
@@ -189,83 +165,6 @@ def _devices(row: str) -> int:
     return 1
 
 
-class Listing(Session):
-    """A session with simulated devices. A test that is about to measure a case is asked for
-    :attr:`~pytest_trainbench.schema.case.Case.id` and ends."""
-
-    def __init__(self, config: pytest.Config, accelerator: Accelerator) -> None:
-        options = config.stash[SESSION].settings
-        super().__init__(config, replace(options, devices=None, memory_cap=None, ci=False))
-        self.accelerator = accelerator
-        self.ids: dict[str, str] = {}
-
-    @property
-    def hardware(self) -> Hardware:
-        row = self.accelerator
-        return Hardware(
-            id=row.key,
-            kind=row.kind,
-            device_name=row.names[0],
-            count=ENOUGH,
-            memory_bytes=row.memory_gb * 10**9,
-            accelerator=row,
-        )
-
-    def runner(self, folder: Callable[[str], Path]) -> Any:
-        return SimpleNamespace(row=self._note)
-
-    def _note(self, case: Case, *, label: str, **_: object) -> NoReturn:
-        self.ids[label] = case.id
-        pytest.skip(ONLY_ASKED)
-
-
-class Asking:
-    """A pytest plugin that runs the collected tests in a :class:`Listing`. ``rows`` is the result of
-    :func:`collected`."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.rows: dict[str, Listed] = {}
-        self.skipped: dict[str, str] = {}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[SESSION] = Listing(config, self.accelerator)
-
-    @pytest.hookimpl(tryfirst=True)  # before pytest's own hook, which runs nothing under --collect-only
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for item, following in zip_longest(session.items, session.items[1:]):
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-        listing = session.config.stash[SESSION]
-        assert isinstance(listing, Listing)
-        for item in session.items:
-            name = item.name.removeprefix("test_")
-            self.rows[name] = Listed(case=listing.ids.get(name), skipped=self.skipped.get(item.nodeid, ""))
-        return True
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped and isinstance(report.longrepr, tuple):
-            why = report.longrepr[2].removeprefix("Skipped: ")
-            if why != ONLY_ASKED:
-                self.skipped[report.nodeid] = why
-
-
-def collected(family: str) -> dict[str, Listed]:
-    """All rows that the suite has for a family of hardware, by the name in reports. None of the hardware has to be
-    present.
-
-    Raises ``RuntimeError`` with pytest's output if a test fails before it measures.
-    """
-    asking, said = Asking(accelerators(family)[0]), io.StringIO()
-    arguments = [str(ROOT / "bench_tests"), "--rootdir", str(ROOT), "--hw", family]
-    with contextlib.redirect_stdout(said):
-        # --collect-only is the only mode that accepts a named device that is absent.
-        ended = pytest.main([*arguments, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], plugins=[asking])
-    if ended != pytest.ExitCode.OK:
-        raise RuntimeError(f"pytest cannot list the suite for {family}:\n{said.getvalue()}")
-    return asking.rows
-
-
 def main(family: str) -> None:
     kinds = stored(family)
     if not kinds:
@@ -274,4 +173,4 @@ def main(family: str) -> None:
         sys.exit(f"{FOLDER} has baselines of several kinds of {family}; name one of them: {', '.join(kinds)}")
     records = [read_record(path) for paths in kinds.values() for path in paths]
     code = look(records, Tree.of(ROOT))
-    sys.stdout.write(page(family, records, collected(family), code))
+    sys.stdout.write(page(family, records, listed([ROOT / "bench_tests"], family, root=ROOT), code))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_trainbench import hookspecs, settings
+from pytest_trainbench.archive import check_places
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_of
 from pytest_trainbench.judge.outcome import OUTCOMES, Verdict
 from pytest_trainbench.judge.validity import LOSS_STEPS
@@ -26,7 +27,7 @@ from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import METRICS, Gates, gates
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
-from pytest_trainbench.session import SESSION, Session
+from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
 
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
 """Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
@@ -148,7 +149,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware, ours.other
-    ours.check_places()
+    try:
+        check_places(ours.settings, ours.hardware.id)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return  # pytest is about to say what it could not collect
     ours.begin()
@@ -256,6 +260,9 @@ def bench(
                 version=version,
                 memory_cap_gb=session.settings.memory_cap,
             )
+            if session.asked is not None:
+                session.asked(_label(request.node), case)
+                pytest.skip(ONLY_ASKED)
             runner = session.runner(tmp_path_factory.mktemp)
             if session.settings.missing and runner.is_stored(case):
                 pytest.skip(HAS_BASELINE)
@@ -270,7 +277,7 @@ def bench(
                 else Reference(params=reference, loss_tolerance=loss_tolerance, loss_steps=loss_steps),
                 gates=_gates(request.node),
             )
-            session.gates.setdefault(case.id, asked.gates)  # of a test that asks for others nothing is measured
+            session.archive.gates.setdefault(case.id, asked.gates)  # of a test that asks for others nothing is measured
             if session.settings.calibrate:
                 row = calibrate(runner, asked)
             else:
@@ -281,9 +288,9 @@ def bench(
         record = row.record
         assert record is not None
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
-            row = dataclasses.replace(row, fails=True, turned=session.turned(record))
+            row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
         if not row.same_as:
-            session.keep(row, record)  # first: what could not be stored is no row that was
+            session.archive.keep(row, record)  # first: what could not be stored is no row that was
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
@@ -350,15 +357,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
-    _ = ours.trend  # also where no report shows it: the history keeps what was said
+    _ = ours.archive.trend  # also where no report shows it: the history keeps what was said
     if ours.settings.report_md is not None:
-        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.trend, ours.cut_off)
+        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
         try:
             ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
             with ours.settings.report_md.open("a", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:  # of a full disk, say: the terminal still has it all
-            ours.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
+            ours.archive.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -367,22 +374,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
     red = any(row.fails for row in ours.rows)
-    all_well = how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.trend)
+    all_well = (
+        how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.archive.trend)
+    )
     title = f"trainbench: {terminal.counts(ours.rows, ours.cut_off)}"
     terminalreporter.section(title, red=red, yellow=not red and not all_well)
     if not ours.rows:
         return
     terminalreporter.write_line(terminal.summary(ours.rows))
-    for line in ours.trend:
+    for line in ours.archive.trend:
         terminalreporter.write_line(line)
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
     for title, table in ours.tables.items():
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.derived(title, table, "simple"))
-    if ours.saves:
+    if ours.archive.saves:
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.saved(ours.saves))
+        terminalreporter.write_line(terminal.saved(ours.archive.saves))
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
@@ -404,8 +413,8 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     stored = "; its baseline was stored before that" if row.verdict.outcome == "saved" else ""
     verdict = Verdict(outcome="invalid", reason=f"its test failed after it was measured: {reason}{stored}")
     session.rows[at] = dataclasses.replace(row, verdict=verdict, fails=True, accept="")
-    if session.log is not None and row.record is not None and not row.same_as:
-        session.log.disowned(row.record.case.id)
+    if session.archive.log is not None and row.record is not None and not row.same_as:
+        session.archive.log.disowned(row.record.case.id)
     item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
 

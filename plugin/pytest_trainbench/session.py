@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
+from datetime import datetime, timezone
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_trainbench import settings
+from pytest_trainbench import progress, settings
+from pytest_trainbench.archive import Archive
 from pytest_trainbench.hardware.detect import find
-from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
-from pytest_trainbench.judge import attribution, drift
-from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.launch import checkout
 from pytest_trainbench.launch.checkout import Other
 from pytest_trainbench.project.name import project_name
-from pytest_trainbench.project.sources import Tree, overall
-from pytest_trainbench.report import calibration, cost, one_change
-from pytest_trainbench.report.drift import lines as drift_lines
+from pytest_trainbench.project.sources import Tree
+from pytest_trainbench.report import header
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.schema.metrics import Gates
-from pytest_trainbench.schema.record import Record, dump
+from pytest_trainbench.report.tables import measured, tables
+from pytest_trainbench.schema.case import Case
 from pytest_trainbench.store import baseline, history, other_code
 
 if TYPE_CHECKING:
@@ -43,21 +38,34 @@ if TYPE_CHECKING:
 CPU_RANKS = 4
 """How many ranks share a CPU unless ``--devices`` says otherwise."""
 
-HISTORY_DAYS = 365
-"""Older runs are not read: they say nothing of today."""
+NAMED = ("torch", "deepspeed", "fairscale", "transformers")
+"""Libraries whose versions the header shows."""
 
-QUIET_S = 30.0
-"""Where there is no terminal to draw on, long work is heard of this often."""
+
+ONLY_ASKED = "only asked for its case"
+"""Why a row is skipped in a run that only lists cases."""
 
 
 class Session:
-    """Made once, in ``pytest_configure``."""
+    """Made once, in ``pytest_configure``.
 
-    def __init__(self, config: pytest.Config, options: settings.Settings) -> None:
+    ``hardware``: what it is taken to run on instead of looking; ``asked``: told the label and the case of each row
+    instead of measuring any. Both are for a run that only lists cases.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        options: settings.Settings,
+        *,
+        hardware: Hardware | None = None,
+        asked: Callable[[str, Case], None] | None = None,
+    ) -> None:
         self.config = config
         self.settings = options
+        self.asked = asked
+        self.archive = Archive(options)
         self.rows: list[Row] = []
-        self.saves: list[baseline.Saved] = []
         self.hidden = ""
         self.cases = 1
         """How many tests measure something: they share the night's error."""
@@ -67,15 +75,12 @@ class Session:
         """How many tests ``--stale`` left out."""
         self.environ = dict(os.environ)
         """What the fork server, and so every rank, got: later changes do not reach them."""
-        self.log: history.Log | None = None
-        self.gates: dict[str, Gates] = {}
-        """By id of a case, what its markers ask for."""
         self.sides: tuple[SideProcess, SideProcess] | None = None
         """The other side and this one, while they run; ``until_end`` ends them."""
         self.cluster: Cluster | None = None
         """This node and the others, where there are several."""
         self.until_end = contextlib.ExitStack()
-        self._hardware: Hardware | None = None
+        self._hardware = hardware
         self._runner: Runner | None = None
 
     @property
@@ -131,7 +136,7 @@ class Session:
 
             before, now = self.sides or (None, self.cluster or Here(**self._here()))
             if self.settings.history is not None and not self.settings.calibrate and before is None:
-                self.log = history.Log(
+                self.archive.log = history.Log(
                     self.settings.history,
                     project=project_name(self.config.rootpath, self.settings.project),
                     hardware=self.hardware.id,
@@ -144,7 +149,7 @@ class Session:
                 now=now,
                 before=before,
                 folder=folder("trainbench"),
-                progress=self._progress,
+                progress=self._shown,
                 cases=self.cases,
             )
         return self._runner
@@ -158,28 +163,6 @@ class Session:
             "import_path": tuple(entry or str(Path.cwd()) for entry in sys.path),
             "root": self.config.rootpath,
         }
-
-    def check_places(self) -> None:
-        """That what is to be written can be: a night that finds out at its end has lost what it measured.
-
-        Raises ``pytest.UsageError``.
-        """
-        options = self.settings
-        places = {"results": options.results, "report_md": options.report_md}
-        if options.save_baseline:
-            places["baseline_dir"] = options.baseline_dir / self.hardware.id
-        for name, path in places.items():
-            if path is None:
-                continue
-            try:
-                folder = path.parent if name == "report_md" else path
-                folder.mkdir(parents=True, exist_ok=True)
-                if name == "report_md":
-                    path.open("a").close()
-                else:
-                    tempfile.TemporaryFile(dir=folder).close()
-            except OSError as error:
-                raise pytest.UsageError(f"{settings.flag(name)}: {path} cannot be written ({error.strerror})") from None
 
     def begin(self) -> None:
         """Let the heavy libraries be imported while pytest is still talking."""
@@ -234,136 +217,44 @@ class Session:
             raise pytest.UsageError(f"--nodes {self.settings.nodes} cannot be had: {error}") from None
         self.cluster = Cluster(lead=lead, **here)
 
-    def keep(self, row: Row, record: Record) -> None:
-        """Store what a row measured at once: a run that is killed later must not take it along."""
-        if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
-            self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
-        if self.settings.results is not None:
-            self.settings.results.mkdir(parents=True, exist_ok=True)
-            path = self.settings.results / f"{record.case.slug}.json"
-            path.write_text(dump(record.to_json()), encoding="utf-8")
-        if self.log is not None:
-            before = record if row.verdict.outcome == "saved" else row.baseline
-            made = "" if before is None else before.created
-            # What disturbed a launch is no drift.
-            undisturbed = () if before is None else attribution.undisturbed(record, before)
-            kept = dataclasses.replace(record, launches=undisturbed or record.launches)
-            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
-
-    @cached_property
-    def earlier(self) -> tuple[list[history.Run], list[str]]:
-        """Runs of this project on this hardware that the history has, but for this one, and sentences on what was
-        left out."""
-        if self.log is None:
-            return [], []
-        since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
-        runs, problems = history.read_runs(self.log.path.parent, since=since)
-        earlier = [run for run in runs if run.path != self.log.path]
-        return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
-
-    def turned(self, record: Record) -> Turned | None:
-        """Since when a row is red that is red now."""
-        earlier, _ = self.earlier
-        now = self._runner.now.environment if self._runner else Environment.from_json(record.environment)
-        return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
-
-    @cached_property
-    def trend(self) -> list[str]:
-        """What the history says of this run, which is part of it from here on."""
-        log = self.log
-        if log is None:
-            return []
-        if log.problem or not log.begun:
-            return [f"history: {log.problem}"] if log.problem else []
-        try:
-            tonight = history.read_run(log.path)
-        except ValueError as error:  # somebody took it away meanwhile
-            return [f"history: {error}"]
-        earlier, problems = self.earlier
-        found = drift.watch(
-            earlier,
-            tonight,
-            night_error=self.settings.night_error,
-            floor=self.settings.floor,
-            gates=self.gates,
-        )
-        for case_id in {one.id for one in found.drifts}:
-            log.drifted(case_id)
-        return [*(f"history: {problem}" for problem in problems), *drift_lines(found, log.path.parent.parent)]
-
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """What the suite's hooks make of all records, and their cost if asked for; the tables that have rows, by
         title."""
-        records = [row.record for row in self.rows if row.record is not None and not row.same_as]
-        made = self.config.hook.pytest_trainbench_tables(records=records)
-        tables = {title: table for tables in made for title, table in tables.items() if len(table)}
-        if calibrations := [row.calibration for row in self.rows if row.calibration]:
-            tables[calibration.TITLE] = calibration.table(calibrations)
-        options = self.settings
-        if (options.cost or options.task_samples) and cost.costs(records):
-            listed = self.hardware.accelerator.price if self.hardware.accelerator else None
-            price, task = options.price or listed, options.task_samples
-            title = cost.title(price=price, hardware=self.hardware.id, task_samples=task)
-            tables[title] = cost.table(records, price=price, task_samples=task)
-            if len(changes := one_change.table(records)):
-                tables["What one change made"] = changes
-        return tables
+        return tables(
+            self.rows,
+            self.config.hook.pytest_trainbench_tables(records=measured(self.rows)),
+            hardware=self.hardware,
+            with_cost=self.settings.cost or self.settings.task_samples is not None,
+            price=self.settings.price,
+            task_samples=self.settings.task_samples,
+        )
 
     def header(self) -> str:
-        from importlib.metadata import PackageNotFoundError, version
-
-        versions = []
-        for package in ("torch", "deepspeed", "fairscale", "transformers"):
+        versions = {}
+        for name in NAMED:
             with contextlib.suppress(PackageNotFoundError):
-                versions.append(f"{package} {version(package)}")
-        unknown = (
-            "" if self.hardware.accelerator or self.hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
-        )
-        return (
-            f"{self._devices()} [{self.hardware.id}]{unknown}, {', '.join(versions)}; {self._compared_with()};"
-            f" launches of each case: {self.settings.launches}"
+                versions[name] = version(name)
+        return header.header(
+            self.hardware,
+            nodes=self.settings.nodes,
+            launches=self.settings.launches,
+            versions=versions,
+            compared_with=self._compared_with(),
         )
 
     def _compared_with(self) -> str:
         if self.other is not None:
-            return f"against {self.other.name}, in turns"
-        folder, root = self.settings.baseline_dir, self.config.rootpath
-        stored = baseline.count(folder, self.hardware.id)
-        text = f"{stored} baseline{'' if stored == 1 else 's'} in {baseline.from_here(folder / self.hardware.id)}"
-        if not stored and self.config.inipath is None and folder.is_relative_to(root):
-            text += f" (pytest found no ini file, and took {root} for the project's root)"
-        return text
+            return header.against(self.other.name)
+        return header.stored(
+            baseline.count(self.settings.baseline_dir, self.hardware.id),
+            self.settings.baseline_dir / self.hardware.id,
+            guessed_root=self.config.rootpath if self.config.inipath is None else None,
+        )
 
-    def _devices(self) -> str:
-        hardware = self.hardware
-        nodes = f"{self.settings.nodes} nodes of " if self.settings.nodes > 1 else ""
-        if hardware.kind == "cpu":
-            return f"{nodes}{hardware.device_name}, {hardware.count} cores"
-        return f"{nodes}{hardware.count} × {hardware.device_name}"
-
-    @contextlib.contextmanager
-    def _progress(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Show on the terminal what is running: behind the cursor, and gone when it is done."""
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        capture = self.config.pluginmanager.get_plugin("capturemanager")
-        if reporter is None or capture is None:
-            yield lambda _: None
-            return
-        live, heard = reporter.isatty, time.monotonic()
-
-        def tell(phase: str) -> None:
-            nonlocal heard
-            if live:
-                reporter._tw.write(f"\x1b7\x1b[K {name}: {phase}\x1b8", flush=True)
-            elif time.monotonic() - heard > QUIET_S:
-                heard = time.monotonic()
-                reporter.write_line(f"\n  {name}: {phase}")
-
-        with capture.global_and_fixture_disabled():
-            yield tell
-            if live:
-                reporter._tw.write("\x1b[K", flush=True)
+    def _shown(self, name: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+        plugins = self.config.pluginmanager
+        return progress.shown(name, plugins.get_plugin("terminalreporter"), plugins.get_plugin("capturemanager"))
 
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()

@@ -1,0 +1,113 @@
+"""What a run keeps: baselines, results and the history; and what the history says of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+
+from pytest_trainbench.hardware.environment import Environment
+from pytest_trainbench.judge import attribution, drift
+from pytest_trainbench.judge.red_since import Turned, turned
+from pytest_trainbench.project.sources import overall
+from pytest_trainbench.report.drift import lines
+from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.metrics import Gates
+from pytest_trainbench.schema.record import Record, dump
+from pytest_trainbench.settings import Settings, flag
+from pytest_trainbench.store import baseline, history
+
+HISTORY_DAYS = 365
+"""Older runs are not read: they say nothing of today."""
+
+
+def check_places(options: Settings, hardware: str) -> None:
+    """Raises ``ValueError`` where what is to be written cannot be: a night that finds out at its end has lost what it
+    measured. ``hardware``: its id."""
+    places = {"results": options.results, "report_md": options.report_md}
+    if options.save_baseline:
+        places["baseline_dir"] = options.baseline_dir / hardware
+    for name, path in places.items():
+        if path is None:
+            continue
+        try:
+            folder = path.parent if name == "report_md" else path
+            folder.mkdir(parents=True, exist_ok=True)
+            if name == "report_md":
+                path.open("a").close()
+            else:
+                tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ValueError(f"{flag(name)}: {path} cannot be written ({error.strerror})") from None
+
+
+class Archive:
+    """Keeps the rows of one run, each as soon as it is there.
+
+    ``log``: the run's file of the history, from its first row on, where there is one. ``saves``: the baselines that
+    were stored.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.log: history.Log | None = None
+        self.saves: list[baseline.Saved] = []
+        self.gates: dict[str, Gates] = {}
+        """By id of a case, what its markers ask for."""
+
+    def keep(self, row: Row, record: Record) -> None:
+        """Store what a row measured at once: a run that is killed later must not take it along."""
+        if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
+            self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+        if self.settings.results is not None:
+            self.settings.results.mkdir(parents=True, exist_ok=True)
+            path = self.settings.results / f"{record.case.slug}.json"
+            path.write_text(dump(record.to_json()), encoding="utf-8")
+        if self.log is not None:
+            before = record if row.verdict.outcome == "saved" else row.baseline
+            made = "" if before is None else before.created
+            # What disturbed a launch is no drift.
+            undisturbed = () if before is None else attribution.undisturbed(record, before)
+            kept = dataclasses.replace(record, launches=undisturbed or record.launches)
+            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
+
+    @cached_property
+    def earlier(self) -> tuple[list[history.Run], list[str]]:
+        """Runs of this project on this hardware that the history has, but for this one, and sentences on what was
+        left out."""
+        if self.log is None:
+            return [], []
+        since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
+        runs, problems = history.read_runs(self.log.path.parent, since=since)
+        earlier = [run for run in runs if run.path != self.log.path]
+        return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
+
+    def turned(self, record: Record, now: Environment) -> Turned | None:
+        """Since when a row is red that is red now. ``now``: the environment of this run."""
+        earlier, _ = self.earlier
+        return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
+
+    @cached_property
+    def trend(self) -> list[str]:
+        """What the history says of this run, which is part of it from here on."""
+        log = self.log
+        if log is None:
+            return []
+        if log.problem or not log.begun:
+            return [f"history: {log.problem}"] if log.problem else []
+        try:
+            tonight = history.read_run(log.path)
+        except ValueError as error:  # somebody took it away meanwhile
+            return [f"history: {error}"]
+        earlier, problems = self.earlier
+        found = drift.watch(
+            earlier,
+            tonight,
+            night_error=self.settings.night_error,
+            floor=self.settings.floor,
+            gates=self.gates,
+        )
+        for case_id in {one.id for one in found.drifts}:
+            log.drifted(case_id)
+        return [*(f"history: {problem}" for problem in problems), *lines(found, log.path.parent.parent)]
