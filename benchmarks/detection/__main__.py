@@ -1,4 +1,4 @@
-"""The tables and goals of docs/detection.md, as Markdown.
+"""Prints the tables and goals of docs/detection.md, as Markdown.
 
 python -m benchmarks.detection [--quick] > docs/detection.md
 """
@@ -50,15 +50,15 @@ NOISE = (0.002, 0.005, 0.01, 0.025)
 STORED = (3, 5, 10)
 
 DRIFT = 0.003
-"""Slower by this every night, against one baseline."""
+"""Slowdown of each night, against one fixed baseline."""
 
 DRIFT_NIGHTS = 40
 
 RESAVED = 3
-"""Nights after which someone saves the baseline anew."""
+"""Number of nights after which someone saves the baseline again."""
 
 BEFORE, AFTER = 40, 45
-"""Nights of a history before its row changed, and since."""
+"""Nights of a history before its row changed, and after."""
 
 CHANGES: dict[str, dict[str, float]] = {
     "jump of 1.5%": {"jump": 0.015},
@@ -70,14 +70,14 @@ CHANGES: dict[str, dict[str, float]] = {
 }
 
 WATCHED = {"ours": 1.0, "Student's t": 0.025}
-"""Share of the histories that a method is replayed on; that of others is between."""
+"""Share of the histories that a method is replayed on."""
 
 WATCHED_ELSE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """So much of a slowdown is found at this launch noise."""
+    """At launch noise ``sd``, the judge must find the share ``found`` of slowdowns of size ``slower``."""
 
     sd: float
     slower: float
@@ -92,11 +92,11 @@ GOALS = (
 )
 
 QUIET_COST = {0.005: 0.05, 0.01: 0.25}
-"""By launch noise: more launches, as a fraction, that a night without a change may cost at most."""
+"""Launch noise -> largest share of additional launches in a night without a change."""
 
 
 def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
-    """The paragraphs of the page; ``scale`` multiplies the number of nights."""
+    """The paragraphs of the page. ``scale`` multiplies the number of nights."""
 
     def many(count: int, least: int = 50) -> int:
         return max(least, round(count * scale))
@@ -106,16 +106,16 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     yield "# What the verdict finds, and how often it is wrong"
     yield (
         "Printed by `python -m benchmarks.detection` (`tox run -e detection` installs the libraries that it compares"
-        " with): nights replayed through the plugin's own judge and through the rules of other tools, on the same"
-        " launches. *Real* nights deal out anew the"
+        " with). It replays nights through the plugin's own judge (*ours*) and through the rules of other tools, on the"
+        " same launches. *Real* nights redistribute at random the"
         f" {_launches(gpu)} launches on {len({trace.machine for trace in gpu})} machines with H200s and the"
-        f" {_launches(cpu)} of small models on 2 busy CPU cores in `benchmarks/detection/traces`; all others are"
-        " synthetic: noise with the tails of Student's t with 5 degrees of freedom. The *suites* have 100 rows each, as"
-        " noisy as the real rows on H200s, and one launch in 50 is 14 % slow. Baselines hold 5 launches unless said."
-        " A row that is *alone* has no others to learn its noise from. The visits of a *host-bound* row differ by more"
-        " than its launches say; real launches that are dealt out anew have no visits, so ours is too careful there."
-        f" Ours may err {METRIC_ERROR:.2g} times a metric and night: once a month with 200 metrics. In parentheses: the"
-        " exact 95 % interval (Clopper-Pearson)."
+        f" {_launches(cpu)} of small models on 2 busy CPU cores in `benchmarks/detection/traces`. All other nights are"
+        " synthetic: their noise has the tails of Student's t with 5 degrees of freedom. The *suites* have 100 rows"
+        " each, as noisy as the real rows on H200s, and one launch in 50 is 14 % slow. Baselines have 5 launches unless"
+        " stated otherwise. A row *alone* has no other rows to learn its noise from. The visits of a *host-bound* row"
+        " differ by more than its launches show. Redistributed real launches have no visits, so ours is too careful"
+        f" there. Our false-alarm budget is {METRIC_ERROR:.2g} a metric and night: one false alarm a month with 200"
+        " metrics. Parentheses contain the exact 95 % interval (Clopper-Pearson)."
     )
 
     quiet = {
@@ -134,10 +134,10 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "host with two moods, 5% apart, 1 launch in 5": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.2)),
     }
     calm = {name: ours(each) for name, each in quiet.items()}
-    yield "## Nothing changed: nights that were red"
+    yield "## False alarms: red nights without a change"
     yield (
-        "A host with two moods is the limit: where one launch in five is slow, a third of the baselines of five"
-        " launches never saw it, and nothing in the launches tells a new mood from new code."
+        "A host with two moods is the limit of the method. If one launch in five is slow, a third of the baselines with"
+        " five launches contain no slow launch. Nothing in the launches then separates a new mood from new code."
     )
     yield _table(quiet, calm)
 
@@ -167,32 +167,32 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         },
         "noise 0.5%, one rank of 4 is 5% slower": nights(many(2_000), alike, now=slow, seed=2),
     }
-    yield "## Slower: nights that were red"
+    yield "## Slowdowns found: red nights"
     yield (
-        "A night that ours could not judge is `noisy`, not green: the column before the last. One slow rank slows the"
-        " step and is found as such; no judge here says whose fault it is. Of the real rows on H200s only two fresh"
-        " launches are left to ask for."
+        "A night that ours cannot judge is `noisy` and not green; the second-to-last column counts these nights. One"
+        " slow rank slows the whole step, and the judges find a slow step; none of them names the rank. The real rows"
+        " on H200s have only two more launches for confirmation."
     )
     yield _table(slowed, {name: ours(each) for name, each in slowed.items()})
 
     yield f"## Drift of {DRIFT:.1%} a night"
-    yield "How much slower a row of 0.5 % noise was, against one baseline, when it was first red: median, nine in ten."
+    yield "Slowdown of a row with 0.5 % noise, against one baseline, when it is first red: median, 90th percentile."
     drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items() if name != "Otava"]
     columns = ["left", "right", "right"]
-    yield tabulate(drifted, headers=["judge", "median", "nine in ten"], tablefmt="pipe", colalign=columns)
+    yield tabulate(drifted, headers=["judge", "median", "90th percentile"], tablefmt="pipe", colalign=columns)
 
     yield from _histories(gpu, cpu, many)
 
     yield "## Goals"
     yield (
-        "*Best* is what no judge with the same error passes by much: it knows the noise, starts all"
-        f" {FIRST + MORE} launches every night, and makes as much of them as their tails allow."
+        "*Best* is an upper bound that no judge with the same error exceeds by much. It knows the noise, starts all"
+        f" {FIRST + MORE} launches every night, and extracts as much from them as their tails allow."
     )
     yield tabulate(list(_goals(calm, quiet, many)), headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe")
 
 
 def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., int]) -> Iterator[str]:
-    """What is said of a row's own history, by ours and by libraries for change points."""
+    """What our drift check and libraries for change points report of a row's own history."""
     rows, fewer = many(20_000), many(4_000)
     quiet = {
         "noise 0.5%": histories(rows, tailed(0.005)),
@@ -211,12 +211,12 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
         ),
         "0.5% of each night's own, of which half stays": histories(fewer, tailed(0.005), night=wandering(0.005, 0.5)),
     }
-    yield "## Histories in which nothing changed"
+    yield "## False alarms: histories without a change"
     yield (
-        "How often a drift was said tonight. A history has 20 to 90 nights, each a median of three launches. Ours may"
-        f" err {METRIC_ERROR:.2g} times, as for a single night, and looks at the nights of tonight's machine; others"
-        " are shown all nights. The last three rows break its one assumption, that nights could have come in any order:"
-        " what stays for some nights looks like a change."
+        "Share of histories with a drift reported tonight. A history has 20 to 90 nights, each a median of three"
+        f" launches. Our false-alarm budget is {METRIC_ERROR:.2g}, as for a single night. Ours uses only the nights of"
+        " tonight's machine; the other methods get all nights. The last three rows break our one assumption, that the"
+        " order of the nights is random: an effect that lasts for some nights looks like a change."
     )
     lines = [
         [
@@ -231,11 +231,11 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
     columns = ["left", *["right"] * len(WATCHERS)]
     yield tabulate(lines, headers=["", *WATCHERS], tablefmt="pipe", colalign=columns)
 
-    yield "## Drift that no night sees"
+    yield "## Drift that no single night detects"
     yield (
-        f"Nights until it was said: median, nine in ten. {BEFORE} quiet nights came before; launches have 0.5 % noise"
-        " and each night 0.3 % of its own. *Single nights*: the verdict alone, where someone saves the baseline anew"
-        f" every {RESAVED} nights, which ours does not notice. *Never*: not in {AFTER} nights."
+        f"Nights until the drift is reported: median, 90th percentile. {BEFORE} quiet nights come first. Launches have"
+        " 0.5 % noise, and each night has 0.3 % of its own. *Single nights* is the verdict alone, if someone saves the"
+        f" baseline again every {RESAVED} nights, which ours does not notice. *Never* means not within {AFTER} nights."
     )
     lines = []
     for name, change in CHANGES.items():
@@ -256,7 +256,7 @@ def _nights(first: NDArray[np.float64]) -> str:
 
 
 def _resaved(rows: int, *, jump: float = 0.0, drift: float = 0.0) -> NDArray[np.float64]:
-    """Nights until the verdict was red, against a baseline that is saved anew."""
+    """Nights until the verdict is red, against a baseline that is saved again every :data:`RESAVED` nights."""
     first: NDArray[np.float64] = np.full(rows, np.inf)
     for night in range(1, AFTER + 1):
         saved = (night - 1) // RESAVED * RESAVED
@@ -308,7 +308,7 @@ def _launches(traces: Sequence[Trace]) -> int:
 
 
 def _share(said: NDArray[np.bool_]) -> str:
-    """For example ``0.9% (0.5–1.4)``; below 0.1 % in full."""
+    """For example ``0.9% (0.5–1.4)``. Shares below 0.1 % are in scientific notation."""
     red, count = int(said.sum()), len(said)
     low, high = binomtest(red, count).proportion_ci(method="exact")
     if high < 1e-3:
@@ -317,13 +317,13 @@ def _share(said: NDArray[np.bool_]) -> str:
 
 
 def _held(calls: Calls, each: Nights) -> float:
-    """How many of the intervals hold the truth."""
+    """Share of the intervals that contain the true change."""
     ends = np.array([change.interval for change in calls.changes])
     return float(np.mean((ends[:, 0] <= -each.truth) & (-each.truth <= ends[:, 1])))
 
 
 def _drift(judge: Judge, rows: int) -> tuple[float, float]:
-    """How much slower a row was when it was first red: median and nine in ten; infinite where it never was."""
+    """Slowdown of a row when it is first red: median and 90th percentile. Infinite if it is never red."""
     first: NDArray[np.float64] = np.full(rows, np.inf)
     before = nights(rows, tailed(0.005), seed=5)
     for night in range(1, DRIFT_NIGHTS + 1):
@@ -344,7 +344,7 @@ def _passed(good: bool) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the nights")
+    parser.add_argument("--quick", action="store_true", help="replay a fiftieth of the nights")
     quick = parser.parse_args().quick
     for paragraph in page(read(), scale=0.02 if quick else 1.0):
         print(paragraph, end="\n\n", flush=True)
