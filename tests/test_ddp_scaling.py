@@ -1,4 +1,4 @@
-"""Faster data parallelism trains as an unsharded process does, or says how far from it; its tables are right."""
+"""Accelerated data parallelism trains like an unsharded process, within its tolerance, and its tables are right."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REDUCED = {
     "compiled-ddp": (1, 1),
     "compiled-autograd": (42, 1),  # one a parameter: DDP asks the compiler to fuse them, and here it does not
 }
-"""all_reduces of a rank a step, and the share of the gradients' bytes that they take."""
+"""Strategy -> all_reduces of a rank in a step, and their bytes as a share of the gradients' bytes."""
 
 
 def parameter_bytes() -> int:
@@ -81,7 +81,7 @@ def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
 
 @pytest.mark.parametrize("strategy", [PLAIN_DDP, "ddp-tuned"])
 def test_batch_norm_sees_the_batch_of_a_rank_in_the_reference_too(strategy: str, tmp_path: Path) -> None:
-    """Whether buffers are broadcast or not: what is normalised with is the batch's own."""
+    """Broadcasting buffers makes no difference: batch norm normalises with the statistics of the batch."""
     for name in ("reference", "ours"):
         (tmp_path / name).mkdir()
     truth = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, **WITH_BATCH_NORM)
@@ -90,7 +90,7 @@ def test_batch_norm_sees_the_batch_of_a_rank_in_the_reference_too(strategy: str,
 
 
 def test_a_reference_with_other_batches_for_batch_norm_is_told_apart(tmp_path: Path) -> None:
-    """Else the test above could not fail."""
+    """Without this difference the test above could not fail."""
     for name in ("reference", "ours"):
         (tmp_path / name).mkdir()
     whole = {**WITH_BATCH_NORM, "micro_batch": 2 * WITH_BATCH_NORM["micro_batch"]}
@@ -115,7 +115,7 @@ def test_local_sgd_is_plain_ddp_at_first_and_its_replicas_are_equal_after_every_
     assert list(equal.values()) == [True, False]
 
 
-def test_names_are_one_for_each_strategy() -> None:
+def test_no_two_strategies_share_a_name() -> None:
     assert set(STRATEGIES) & set(DATA_PARALLEL) == set()
 
 
@@ -131,7 +131,7 @@ RATES = {
 
 
 def rate(samples_per_s: float, *, devices: int, **params: object) -> Record:
-    """A record of three launches, of which ``samples_per_s`` is the one in the middle."""
+    """A record of three launches with median ``samples_per_s``."""
     case = samples.case(builder=BUILDER, mesh=f"dp{devices}", **params)
     return samples.record(
         *(samples.launch(samples_per_s=samples_per_s * factor) for factor in (0.5, 1.0, 1.1)), of=case
@@ -150,8 +150,8 @@ def cells(table: pd.DataFrame | None) -> list[tuple[object, ...]]:
     return [tuple(table), *table.itertuples(index=False, name=None)]
 
 
-def test_scaling_is_told_against_one_device_and_over_nodes_against_one_node() -> None:
-    """One machine of 16 devices has no nodes to scale over."""
+def test_scaling_compares_with_one_device_and_over_nodes_with_one_node() -> None:
+    """One machine with 16 devices is one node, so it has no columns for nodes."""
     wide = ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against")
     one_machine = [
         ("resnet50", "32", "1", "100.0", "", ""),
@@ -169,7 +169,7 @@ def test_scaling_is_told_against_one_device_and_over_nodes_against_one_node() ->
     ]
 
 
-def test_the_base_is_named_where_it_is_not_one_device() -> None:
+def test_scaling_names_a_base_of_several_devices() -> None:
     without_one = [record for record in records() if record.case.mesh.world_size > 1][:2]
     assert cells(ddp_scaling.scaling(without_one))[1:] == [
         ("resnet50", "32", "2", "180.0", "", ""),
@@ -177,16 +177,16 @@ def test_the_base_is_named_where_it_is_not_one_device() -> None:
     ]
 
 
-def test_acceleration_is_told_where_plain_ddp_ran_on_as_many_devices() -> None:
+def test_acceleration_needs_plain_ddp_on_as_many_devices() -> None:
     assert cells(ddp_scaling.acceleration(records())) == [
         ("model", "batch a device", "devices", "powersgd", "local-sgd"),
         ("resnet50", "32", "8", "1.25×", "1.50×"),
     ]
 
 
-def test_what_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None:
-    """Scaling is told against the fewest devices that plain DDP fits on, and nodes against none where it fits on none
-    of them; an accelerator that fits where plain DDP does not has no ratio."""
+def test_rows_that_ran_out_of_memory_show_oom_and_are_never_a_base() -> None:
+    """The base is the fewest devices that plain DDP fits on. An accelerated variant has no ratio if plain DDP does not
+    fit on as many devices."""
     work = {"model": "resnet50", "micro_batch": 32}
     fits = {
         (PLAIN_DDP, 2): 180.0,
@@ -216,7 +216,7 @@ def test_what_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None
     assert ddp_scaling.points(known).empty
 
 
-def test_what_is_told_against_another_machine_is_marked() -> None:
+def test_ratios_across_two_machines_are_marked() -> None:
     there = [
         replace(one, environment={"machine": "4567abcd"})
         if (one.case.params["strategy"], one.case.mesh.world_size) in (("local-sgd", 8), (PLAIN_DDP, 2))
@@ -227,7 +227,7 @@ def test_what_is_told_against_another_machine_is_marked() -> None:
     assert cells(ddp_scaling.acceleration(there))[1][3:] == ("1.25×", "1.50× †")
 
 
-def test_the_dots_of_the_picture() -> None:
+def test_points_of_the_plot() -> None:
     assert cells(ddp_scaling.points(records())) == [
         ("model", "micro_batch", "strategy", "devices", "base", "ddp_acc", "acc_ratio"),
         ("resnet50", 32, "powersgd", 8, 1, 0.5, 1.25),
@@ -235,7 +235,7 @@ def test_the_dots_of_the_picture() -> None:
     ]
 
 
-def test_the_dots_of_several_nodes_are_against_one() -> None:
+def test_points_of_several_nodes_compare_with_one_node() -> None:
     work = {"model": "resnet50", "micro_batch": 32, "strategy": "local-sgd"}
     environment = {"must_match": {"devices_a_node": 8}}
     on_nodes = [replace(one, environment=environment) for one in [*records(), rate(900.0, devices=16, **work)]]
@@ -245,13 +245,13 @@ def test_the_dots_of_several_nodes_are_against_one() -> None:
     ]
 
 
-def test_only_equal_work_is_compared() -> None:
+def test_records_of_different_work_are_not_compared() -> None:
     plain, fast = records(precision="bf16")[2], records(precision="fp16")[4]
     assert len(ddp_scaling.series([plain, fast])) == 2
     assert ddp_scaling.acceleration([plain, fast]) is None
 
 
-def test_what_failed_and_other_suites_are_left_out() -> None:
+def test_failed_records_and_other_suites_are_left_out() -> None:
     failed = samples.record(samples.failed("crash"), of=records()[0].case)
     assert ddp_scaling.series([failed, samples.record()]) == []
     assert ddp_scaling.scaling([failed]) is None

@@ -1,4 +1,4 @@
-"""A graph that runs in place of a model computes what the model computes, all of it, where it says it does."""
+"""A graph that replaces a model computes what the model computes, and runs completely in the engine that it names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_trainbench.schema.record import Launch
 
 
 class Watched(onnxruntime.InferenceSession):
-    """A session that is remembered, and counts its runs."""
+    """A session that the test can find later, with a count of its runs."""
 
     made: list[Watched]
 
@@ -44,7 +44,7 @@ class Watched(onnxruntime.InferenceSession):
 
 @pytest.fixture
 def sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watched]]:
-    """Every session made in a test, in order: forward, then backward."""
+    """Every session that the test creates, in order: forward, then backward."""
     Watched.made = []
     monkeypatch.setattr(onnxruntime, "InferenceSession", Watched)
     torch._dynamo.reset()
@@ -57,7 +57,7 @@ def bert() -> Trainable:
 
 
 def test_bert_learns_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:
-    """Thirty steps, every one of them in the two sessions that the first one made."""
+    """Thirty steps. All of them run in the two sessions of the first step."""
     model = bert()
     batches = batches_of(model, 30)
     eager = copy.deepcopy(model)
@@ -81,7 +81,7 @@ def test_bert_learns_in_fp16_in_onnx_runtime_as_it_does_in_torch(sessions: list[
 
 
 class Squares(nn.Module):
-    """A few products, so that compiling takes a second."""
+    """A few products, so that compilation takes only a second."""
 
     def __init__(self, width: int = 8, layers: int = 2) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_the_level_of_optimisation_reaches_both_sessions(level: str, sessions: l
 
 
 def test_weights_do_not_pass_through_the_session(sessions: list[Watched]) -> None:
-    """The backward pass needs them; handed on as they are, they need not be copied in every step."""
+    """The backward pass needs the weights. They are handed on directly, so no step copies them."""
     model = Squares()
     find_graph("ort-all").compile(model)
 
@@ -113,7 +113,7 @@ def test_weights_do_not_pass_through_the_session(sessions: list[Watched]) -> Non
     assert [8, 8] not in [output.shape for output in sessions[0].get_outputs()]
 
 
-def test_gradients_are_torchs_where_an_input_is_no_block_of_memory(sessions: list[Watched]) -> None:
+def test_gradients_match_torchs_for_a_non_contiguous_input(sessions: list[Watched]) -> None:
     model = Squares()
     eager = copy.deepcopy(model)
     find_graph("ort-all").compile(model)
@@ -155,7 +155,7 @@ def test_an_operator_that_onnx_does_not_have_is_an_error(sessions: list[Watched]
 
 
 def test_bf16_has_no_arithmetic_on_a_cpu(sessions: list[Watched]) -> None:
-    """Why mixed precision is fp16 in the suite's graph optimisation."""
+    """This is why the graph-optimisation suite uses fp16 for mixed precision."""
     model = Squares().to(torch.bfloat16)
     find_graph("ort-all").compile(model)
 
@@ -172,7 +172,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions: list[Watched]) -> None:
-    """So that gradients can be reduced while others are still computed."""
+    """The split lets DDP reduce gradients while others are still computed."""
     model = Squares(width=512, layers=4)  # 1 MiB a layer
     eager = copy.deepcopy(model)
     find_graph("ort-all").compile(model)
@@ -212,7 +212,7 @@ def test_two_ranks_have_the_unsharded_eager_models_losses(
     assert loss_fault(one.losses, reference.losses, tolerance) is None
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench_tests.graphs._is_installed", lambda package: package != "onnxruntime-gpu")
 
     found = {kind: find_graph("ort-all").missing(kind) for kind in ("cpu", "cuda", "hpu")}

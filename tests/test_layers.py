@@ -1,4 +1,4 @@
-"""A layer does the work that it is counted for, the same work in every mode, and no less than it says."""
+"""A layer does the work that its formula counts, and the same work in every mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def layer_step(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def written(step: Step) -> list[torch.Tensor]:
-    """What one run writes."""
+    """What one run of the step writes."""
     step.run()
     return [tensor.detach().clone() for tensor in step.parameters()]
 
@@ -68,7 +68,7 @@ def test_layers_make_up_the_published_model(model: str, parameters: int, layers:
 @pytest.mark.parametrize("mode", ["eager", "sdpa"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_flops_by_formula_are_those_that_are_run(one_device: DeviceMesh, layer: str, direction: str, mode: str) -> None:
+def test_the_flop_formula_matches_what_runs(one_device: DeviceMesh, layer: str, direction: str, mode: str) -> None:
     step = layer_step(one_device, layer=layer, direction=direction, mode=mode)
     assert step.counts_flops
     assert counted(step) == step.flops
@@ -78,11 +78,11 @@ def test_flops_by_formula_are_those_that_are_run(one_device: DeviceMesh, layer: 
     ("layer", "sequence", "too_high"),
     [("bert", 128, 0.089), ("bert", 512, 0.083), ("gpt2", 512, 0), ("t5-encoder", 512, 0), ("t5-decoder", 512, 0.038)],
 )
-def test_published_counting_is_too_high_by_what_is_left_out(
+def test_published_counting_is_too_high_by_the_products_that_inputs_need(
     one_device: DeviceMesh, layer: str, sequence: int, too_high: float
 ) -> None:
-    """Of BERT the gradient of the layer's input through three projections, of T5's decoder that of the encoder's states
-    through two. Elsewhere a norm comes first, whose weights need those gradients anyway."""
+    """For BERT the layer omits the gradient of its input through three projections, for T5's decoder the gradient of
+    the encoder's states through two. The other layers begin with a norm, whose weights need those gradients anyway."""
     shape = {"layer": layer, "batch": 1, "sequence": sequence, **LARGE}
     step = layer_step(one_device, counting="published", **shape)
     exact = layer_step(one_device, **shape)
@@ -94,7 +94,8 @@ def test_published_counting_is_too_high_by_what_is_left_out(
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_eager_and_fused_attention_write_the_same(one_device: DeviceMesh, layer: str, direction: str) -> None:
-    """Outputs, or gradients of all weights and of all inputs; so eager attention masks what fused attention masks."""
+    """Outputs, and gradients of all weights and inputs, are equal, so eager attention masks what fused attention
+    masks."""
     eager, fused = (
         written(layer_step(one_device, layer=layer, direction=direction, mode=mode)) for mode in ("eager", "sdpa")
     )
@@ -105,7 +106,7 @@ def test_eager_and_fused_attention_write_the_same(one_device: DeviceMesh, layer:
 @pytest.mark.skipif(not shutil.which("g++"), reason="on a CPU torch.compile calls g++")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_compiled_layer_writes_the_same(one_device: DeviceMesh, direction: str) -> None:
-    """With torch's default compiler; T5's decoder has everything that other layers have."""
+    """With torch's default compiler. T5's decoder contains every part of the other layers."""
     compiled, fused = (
         layer_step(one_device, layer="t5-decoder", direction=direction, mode=mode) for mode in ("compiled", "sdpa")
     )
@@ -143,7 +144,7 @@ def test_a_pass_in_any_format_writes_finite_numbers_into_every_tensor(
 
 
 def test_a_second_run_writes_the_same_gradients(one_device: DeviceMesh) -> None:
-    """They are replaced, not added up."""
+    """A run replaces the gradients and does not add to them."""
     step = layer_step(one_device)
     torch.testing.assert_close(written(step), written(step), rtol=0, atol=0)
 
@@ -168,12 +169,12 @@ def test_a_step_of_a_small_layer_is_many_passes(one_device: DeviceMesh) -> None:
         (2 * 64**3, "cpu", LEAST_FLOPS, 2),
     ],
 )
-def test_most_steps_of_a_plan_fill_its_window(amount: float, device_type: str, least: float, passes: int) -> None:
+def test_a_step_repeats_its_pass_until_it_is_long(amount: float, device_type: str, least: float, passes: int) -> None:
     assert repeats(amount, device_type, least=least) == passes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "fp8"])
-def test_matrix_product_is_one_and_is_counted(one_device: DeviceMesh, precision: str) -> None:
+def test_a_matrix_product_is_computed_and_counted(one_device: DeviceMesh, precision: str) -> None:
     step = matrix_product(one_device, precision=precision, size=128)
     assert counted(step) == step.flops == 2 * 128**3
     (product,) = step.parameters()
@@ -184,7 +185,7 @@ def test_matrix_product_is_one_and_is_counted(one_device: DeviceMesh, precision:
     assert spread == pytest.approx(128**0.5, rel=0.05), "of sums of 128 products of normal numbers"
 
 
-def test_vector_product_is_one_and_says_what_it_moves(one_device: DeviceMesh) -> None:
+def test_a_vector_product_is_computed_and_reports_the_bytes_it_moves(one_device: DeviceMesh) -> None:
     step = vector_product(one_device, precision="bf16", size=1000)
     (product,) = written(step)
     assert float(product.float().std()) == pytest.approx(1, rel=0.2)
@@ -193,7 +194,7 @@ def test_vector_product_is_one_and_says_what_it_moves(one_device: DeviceMesh) ->
     assert step.figures() == {"passes_per_step": 167, "bytes_per_step": 167 * 3 * 2 * 1000}
 
 
-def test_numbers_that_overflow_are_no_result(one_device: DeviceMesh) -> None:
+def test_an_overflow_raises(one_device: DeviceMesh) -> None:
     step = vector_product(one_device, precision="fp32", size=1000)
     (product,) = step.parameters()
     product.fill_(float("inf"))
@@ -203,7 +204,7 @@ def test_numbers_that_overflow_are_no_result(one_device: DeviceMesh) -> None:
 
 
 def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
-    """By a process of its own, as in a benchmark run."""
+    """In a process of its own, as in a benchmark run."""
     ended = start(
         tmp_path / "job",
         "bench_tests.steps.layer:layer_pass",
@@ -232,7 +233,7 @@ def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_exist_is_refused_in_one_sentence(
+def test_unknown_names_and_impossible_combinations_raise(
     one_device: DeviceMesh, params: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError) as refused:

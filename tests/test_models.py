@@ -1,4 +1,4 @@
-"""Models are the ones that the published figures were measured with, and their FLOPs are counted right."""
+"""The models are those of the published figures, and their FLOP formulas are right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from pytest_trainbench.rank import flops
 
 @pytest.fixture(autouse=True)
 def attention_that_the_counter_knows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The counter knows no fused attention of the CPU or the meta device; the plain products it does."""
+    """Turns fused attention off: the counter does not count it on the CPU or the meta device, but counts plain
+    products."""
     before = torch.backends.cuda.flash_sdp_enabled()
     torch.backends.cuda.enable_flash_sdp(False)
     yield
@@ -74,7 +75,8 @@ def test_parameter_count_is_the_published_one(name: str, parameters: int) -> Non
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "resnet50", "vgg16"])
 def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
-    """Same tensors in the same order; ours have a builder of their own where torchvision's cannot be made smaller."""
+    """Both models have the same tensors in the same order. Ours has a builder of its own if torchvision's model has no
+    size option."""
     with torch.device("meta"):
         theirs = torchvision.models.get_model(name).state_dict()
 
@@ -93,7 +95,7 @@ def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
         torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_timm_vovnet_is_timms() -> None:
+def test_timm_vovnet_has_the_tensors_of_timms_model() -> None:
     with torch.device("meta"):
         theirs = timm.create_model("vovnet39a").state_dict()
 
@@ -122,9 +124,9 @@ def test_bert_without_a_mask_computes_what_the_library_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "hf_Bert-tiny", "hf_Bart-tiny", "gpt-tiny"])
-def test_attention_gets_no_mask_where_its_graph_is_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fused kernel takes the mask that transformers 5.17 makes where it sees a graph traced or captured, and later
-    ones where it is exported."""
+def test_attention_gets_no_mask_while_a_graph_is_captured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.17 creates a mask while a graph is traced or captured, and later versions while it is exported. No
+    fused kernel accepts that mask."""
     for seen in ("is_tracing", "is_torchdynamo_exporting"):
         monkeypatch.setattr(f"transformers.masking_utils.{seen}", lambda *_: True)
     masks = []
@@ -145,13 +147,14 @@ WITH_LAYERS = [name for name, row in MODELS.items() if isinstance(row.dimensions
 
 
 @pytest.mark.parametrize("name", WITH_LAYERS)
-def test_blocks_are_the_layers(name: str) -> None:
+def test_a_model_has_one_block_for_each_layer(name: str) -> None:
     assert len(find_model(name).build("meta").blocks) == MODELS[name].dimensions["layers"]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_flops_by_formula_are_those_that_torch_counts(name: str) -> None:
-    """On the meta device, which also refuses a model that asks it for a number: no step waits for the device."""
+def test_the_flop_formula_matches_torchs_counter(name: str) -> None:
+    """On the meta device. It raises if a model reads a value, so this test also shows that no step waits for the
+    device."""
     model = find_model(name).build("meta")
     samples = 4
 
@@ -186,9 +189,9 @@ def test_flops_of_disentangled_attention_follow_its_settings(relative: dict[str,
     assert counter.get_total_flops() == model.flops(samples=12, passes=3)
 
 
-def test_an_lstm_counts_as_its_cells_one_after_another_do() -> None:
-    """The counter does not see an LSTM's kernels; of cells with the same weights, which compute the same, it sees the
-    products."""
+def test_the_flop_formula_of_an_lstm_matches_its_cells() -> None:
+    """The counter does not see the kernels of an LSTM. It sees the products of LSTM cells with the same weights and
+    results."""
     model = find_model("tts_angular-tiny").build("cpu")
     (frames,) = (pool[0] for pool in model.draw(4))
     by_cells = find_model("tts_angular-tiny").build("cpu")
@@ -224,7 +227,7 @@ class _Cells(torch.nn.Module):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("-tiny")])
 def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name: str) -> None:
-    """Nothing is dropped, so that losses can be compared whatever the split."""
+    """There is no dropout, so losses are comparable under every split."""
     sample = {"image": 64} if name.startswith(("alexnet", "resnet", "vgg", "timm_vovnet")) else {}
     model = find_model(name).build("cpu", **sample)
     batch = [pool[0] for pool in model.draw(4)]
@@ -246,7 +249,7 @@ def test_flops_of_a_sample_are_the_published_ones(name: str, sequence: int, tflo
 
 
 def test_the_loss_of_16_bit_weights_is_not_rounded_to_16_bits() -> None:
-    """A loss near 8 would move in steps of 1/32."""
+    """A 16-bit loss near 8 moves in steps of 1/32."""
     model = find_model("bert-tiny").build("cpu", sequence=16).to(torch.bfloat16)
     (pool,) = model.draw(2)
 
@@ -279,12 +282,12 @@ SMOKE: dict[str, tuple[int, dict[str, Any]]] = {
         for work in (test_mixed_precision.WORK, test_sharding.WORK, test_trainer.WORK)
     },
 }
-"""Model -> samples of a rank and what a sample is, as the smoke profile trains them."""
+"""Model -> samples a rank and the definition of a sample, as in the smoke profile."""
 
 
 @pytest.mark.parametrize("name", SMOKE)
 def test_the_loss_of_a_model_falls_steadily(name: str) -> None:
-    """Where a loss leaps, rounding grows with it, and a correct training looks as wrong as a faulty one."""
+    """If a loss leaps, rounding errors grow with it, and a correct training looks as wrong as a faulty one."""
     samples, sample = SMOKE[name]
     row, device = find_model(name), torch.device("cpu")
     model = row.build(device, **sample)

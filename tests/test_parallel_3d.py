@@ -1,4 +1,4 @@
-"""Whatever the engine, the schedule and the split: training is that of one unsharded process, step by step."""
+"""Training with every engine, schedule and split matches one unsharded process, step by step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def split(engine: str, schedule: str | None, mesh: str) -> dict[str, str]:
 
 
 FOUR_STAGES = rows("pp4", schedules=["gpipe", "1f1b"])
-"""Of the four ranks two have neither the embedding nor the head."""
+"""Two of the four ranks hold neither the embedding nor the head."""
 
 
 ALL_THREE = rows("dp2-tp2-pp2", schedules=["1f1b"])
@@ -89,7 +89,8 @@ ROUNDED = [
     *(row for row in rows("tp2", "dp2-pp2", schedules=[None, "1f1b"]) if not ENGINES[str(row.values[0])].recorded),
     *(row for row in rows("dp2-tp2") if row.values[0] == "torch-sp-recorded"),
 ]
-"""Each engine's rounding within a layer and between replicas. One recording is enough: others compute the same."""
+"""Rows that show each engine's rounding within a layer and between replicas. One recording is enough, because others
+compute the same."""
 
 
 @pytest.mark.parametrize(("engine", "schedule", "mesh"), ROUNDED)
@@ -196,7 +197,7 @@ def test_every_rank_gets_its_stages() -> None:
         ("zbv", 2, 2, None),  # too few to fill it
     ],
 )
-def test_ideal_bubble_is_that_of_the_papers(
+def test_the_ideal_bubble_matches_the_papers(
     schedule: str | None, ranks: int, micro_batches: int, bubble: float | None
 ) -> None:
     assert ideal_bubble(schedule, ranks=ranks, micro_batches=micro_batches) == bubble
@@ -205,7 +206,7 @@ def test_ideal_bubble_is_that_of_the_papers(
 @pytest.mark.parametrize(
     ("mesh", "published"), [("dp2-tp2", "7.59 ± 0.14"), ("tp4-pp4", "6.24 ± 0.08"), ("tp2", ""), ("dp2-tp2-pp2", "")]
 )
-def test_published_figures_stand_beside_as_many_devices_alone(mesh: str, published: str) -> None:
+def test_published_figures_are_shown_for_the_same_number_of_devices_only(mesh: str, published: str) -> None:
     params = {"model": "gpt-1.3b", "engine": "torch", "global_batch": 4, "micro_batch": 1, "schedule": "1f1b"}
     one = Launch(step_ms=[1.0], metrics={"step_ms": 1.0, "samples_per_s": 4000.0})
     table = parallel_3d([record(one, of=Case(builder=BUILDER, mesh=MeshShape.parse(mesh), params=params))])
@@ -213,7 +214,7 @@ def test_published_figures_stand_beside_as_many_devices_alone(mesh: str, publish
     assert table.get("published samples/s", [""])[0] == published
 
 
-def test_table_holds_the_medians_beside_the_published_figures() -> None:
+def test_the_table_shows_medians_beside_published_figures() -> None:
     work = {"model": "gpt-1.3b", "precision": "bf16", "sequence": 1024, "global_batch": 4, "micro_batch": 1}
 
     def case(mesh: str, **params: str) -> Case:

@@ -1,4 +1,4 @@
-"""Rows of the scaling suite: the learning rate follows the global batch as published."""
+"""The scaling suite: its learning rates follow the global batch as published, and it notices lost gradients."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BATCH_OF_AN_ACCELERATOR = 16 * 24
 
 
 @pytest.mark.parametrize(("accelerators", "rate"), [(64, 0.0015), (128, 0.003), (4, 9.375e-5)])
-def test_the_published_rates_are_those_of_the_rule(accelerators: int, rate: float) -> None:
+def test_the_rule_gives_the_published_learning_rates(accelerators: int, rate: float) -> None:
     assert learning_rate(accelerators * BATCH_OF_AN_ACCELERATOR) == rate
 
 
 @pytest.mark.parametrize("model", ["bert-large", "bert-1.5b"])
-def test_the_rate_on_as_many_devices_is_the_same_for_both_models(model: str) -> None:
+def test_both_models_have_the_same_learning_rate_on_four_devices(model: str) -> None:
     work = WORK[model]
     on_four = 4 * work.micro_batch * work.micro_batches
     assert learning_rate(on_four, rate=work.rate, at=work.at) == 9.375e-5
@@ -32,7 +32,7 @@ def test_the_rate_on_as_many_devices_is_the_same_for_both_models(model: str) -> 
 
 
 def test_gradients_of_a_rank_that_are_lost_are_seen(tmp_path: Path) -> None:
-    """Samples of all ranks are much alike, so that a lost rank moves the losses by little."""
+    """The samples of all ranks are similar, so losing one rank's gradients changes the losses only a little."""
     row: dict[str, Any] = {"model": "bert-tiny", "strategy": "zero1", "precision": "bf16", "sequence": 64}
     row |= {"micro_batch": 32, "learning_rate": 0.001}
     whole = launched(train(tmp_path / "whole", TRAIN, **row, micro_batches=8))

@@ -1,4 +1,4 @@
-"""Right before fast: every strategy trains as one unsharded process does on the same samples, step by step."""
+"""Every strategy trains, step by step, like one unsharded process on the same samples."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_in_fp32_every_strategy_has_the_unsharded_models_losses(
 
 @cache
 def communication() -> dict[str, dict[str, tuple[int, float]]]:
-    """What theory says that one of two ranks does a step, in fp32: calls of each kind, and bytes handed in.
+    """The theoretical collectives of one of two ranks in an fp32 step: calls of each kind, and bytes handed in.
 
-    All gradients are reduced once. What is sharded is gathered from halves: once where it is kept, and where blocks are
-    gathered for forward they are once more for backward.
+    All gradients are reduced once. Sharded parameters are gathered from two halves. They are gathered once if they are
+    kept. Blocks that are gathered for forward are gathered again for backward.
     """
     model = find_model(str(WORK["model"])).build(torch.device("cpu"), sequence=16)
     parameters = list(model.parameters())
@@ -129,7 +129,8 @@ ACCUMULATED = [("fp32", 0.001, 3), ("bf16", 0.01, 2)]
 def accumulated(
     references: dict[str, Launch], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, int], Launch]:
-    """Losses of the unsharded model whose step is two ranks' two or three micro-batches, by format and their number."""
+    """Losses of the unsharded model, by number format and micro-batches per rank. Its step takes the micro-batches of
+    two ranks."""
     folder = tmp_path_factory.mktemp("accumulated")
     return {
         (precision, on_each): train(
@@ -161,7 +162,7 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
 
 
 def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
-    """Small ones round to nothing in fp16, which is what an LSTM of cuDNN computes in."""
+    """Small gradients round to zero in fp16, and cuDNN computes LSTMs in fp16."""
 
     def encoder() -> Trainable:
         model = find_model("tts_angular-tiny").build(torch.device("cpu"), frames=4)
@@ -186,7 +187,7 @@ def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
 
 
 def coarse(gradient: Tensor) -> Tensor:
-    """As fp16 rounds gradients much smaller than these."""
+    """Round as fp16 rounds much smaller gradients."""
     return (gradient * 2.0**-12).half().float() * 2.0**12
 
 

@@ -1,4 +1,4 @@
-"""Trainer's table: rates, scaling, and the published runs where they are of the same setup."""
+"""Trainer's tables: rates, scaling, and the published runs of the same setup."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def rows(*records: Record) -> list[dict[Hashable, Any]]:
 
 
 def published(*rates: str) -> dict[str, str]:
-    """Told apart from ours in every column: on several GPUs they are no DDP."""
+    """The cells of the published runs. They have columns of their own, because on several GPUs they are not DDP."""
     columns = (f"{figure}, {PUBLISHED_USE}" for figure in ("V100 run", "V100 eval", "A100 run", "A100 eval"))
     return dict(zip(columns, rates, strict=True))
 
 
-def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_and_gpus() -> None:
+def test_a_setup_shows_the_published_runs_with_its_batch_format_and_gpus() -> None:
     assert rows(
         of("trainer_train", 400.0, mesh="dp4"),
         of("trainer_train", 125.0),
@@ -63,7 +63,7 @@ def test_each_setup_stands_beside_the_published_runs_of_the_same_batch_format_an
     ]  # fmt: skip
 
 
-def test_another_model_or_format_than_the_published_one_stands_alone() -> None:
+def test_unpublished_models_and_formats_show_no_published_runs() -> None:
     tiny: dict[str, Any] = {"model": "deberta-tiny", "precision": "tf32", "batch": 2}
     assert rows(of("trainer_eval", 10.0, precision="bf16"), of("trainer_train", 10.0, **tiny)) == [
         {
@@ -77,12 +77,12 @@ def test_another_model_or_format_than_the_published_one_stands_alone() -> None:
     ]  # fmt: skip
 
 
-def test_a_training_that_reports_is_a_row_of_its_own() -> None:
+def test_a_training_that_reports_has_a_row_of_its_own() -> None:
     both = rows(of("trainer_train", 100.0), of("trainer_train", 90.0, report_to="wandb", mesh="dp2"))
     assert [(row["by"], row["train"]) for row in both] == [("alone", "100.0"), ("DDP, reports to wandb", "90.0")]
 
 
-def test_a_lever_is_a_row_of_its_own_beside_no_published_run() -> None:
+def test_a_lever_has_a_row_of_its_own_without_published_runs() -> None:
     levers: list[dict[str, Any]] = [
         {"accumulation": 4},
         {"accumulation": 1},
@@ -96,7 +96,7 @@ def test_a_lever_is_a_row_of_its_own_beside_no_published_run() -> None:
     ]
 
 
-def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -> None:
+def test_rows_that_ran_out_of_memory_show_oom_and_are_never_a_base() -> None:
     too_large = [
         of("trainer_train", 1.0, batch=16),
         of("trainer_run", 1.0, mesh="dp2", batch=16),
@@ -116,7 +116,7 @@ def test_a_row_that_ran_out_of_memory_says_so_and_nothing_is_told_against_it() -
     ]
 
 
-def test_the_rate_of_a_run_made_of_two_machines_rates_is_marked() -> None:
+def test_a_run_rate_from_two_machines_is_marked() -> None:
     training, evaluation = of("trainer_train", 50.0), of("trainer_eval", 100.0)
     there = replace(evaluation, environment={"machine": "4567abcd"})
     for second, mark in ((evaluation, ""), (there, " †")):
@@ -124,18 +124,18 @@ def test_the_rate_of_a_run_made_of_two_machines_rates_is_marked() -> None:
         assert row["run, from rates"] == f"40.0{mark}"
 
 
-def test_scaling_against_one_gpu_of_another_machine_is_marked() -> None:
+def test_scaling_across_two_machines_is_marked() -> None:
     there = replace(of("trainer_train", 90.0, mesh="dp2"), environment={"machine": "4567abcd"})
     assert [row["train"] for row in rows(of("trainer_train", 50.0), there)] == ["50.0", "90.0 (90% †)"]
 
 
-def test_other_suites_failed_rows_and_smaller_devices_fill_no_table() -> None:
+def test_other_suites_failed_rows_and_capped_devices_fill_no_table() -> None:
     broken = record(failed("crash"), of=of("trainer_train", 1.0).case)
     assert beside_published([record(), broken, capped(of("trainer_train", 1.0))]) is None
 
 
 def logged(mesh: str, *factors: float, **params: Any) -> Record:
-    """A run that one launch logged as it should be, and the others so many times as fast."""
+    """A run with one launch that logged these figures, and other launches that are ``factors`` times as fast."""
     launches = [
         replace(
             launch(samples_per_s=1.0),
@@ -155,8 +155,9 @@ def logged(mesh: str, *factors: float, **params: Any) -> Record:
     )
 
 
-def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_its_setup() -> None:
-    """Once, however ours used the GPUs; and in the format that they were of, which knew no TF32."""
+def test_whole_runs_show_all_logged_figures_above_the_published_runs_of_their_setup() -> None:
+    """Each published run appears once, however our runs used the GPUs, and in its own format. Published runs have no
+    TF32."""
     ours = [logged("dp2", 0.5, 2.0), logged("dp1", batch=16, precision="tf32"), logged("dp1", devices=2)]
     table = whole_runs(ours)
     assert table is not None
@@ -172,7 +173,7 @@ def test_a_whole_run_stands_with_all_that_is_logged_above_the_published_ones_of_
     ]
 
 
-def test_a_whole_run_that_ran_out_of_memory_says_so_instead_of_its_rate() -> None:
+def test_a_whole_run_that_ran_out_of_memory_shows_oom_in_place_of_its_rate() -> None:
     too_large = record(failed("oom"), of=logged("dp1", batch=16, precision="tf32").case)
     table = whole_runs([too_large, logged("dp2")])
     assert table is not None
@@ -182,7 +183,7 @@ def test_a_whole_run_that_ran_out_of_memory_says_so_instead_of_its_rate() -> Non
     ]
 
 
-def test_a_run_of_another_model_has_no_published_one_and_other_steps_are_no_runs() -> None:
+def test_unpublished_models_have_no_published_runs_and_other_steps_fill_no_table() -> None:
     table = whole_runs([logged("dp1", model="deberta-tiny", batch=8), of("trainer_train", 1.0)])
     assert table is not None and list(table["where"]) == ["here"]
     assert whole_runs([of("trainer_train", 1.0), record(failed("crash"), of=logged("dp1").case)]) is None
@@ -197,8 +198,8 @@ def test_every_published_batch_is_run_as_published(test: str) -> None:
 
 
 @pytest.mark.parametrize("lever", test_trainer.LEVERS)
-def test_a_lever_differs_from_the_row_without_it_in_one_thing(lever: str) -> None:
-    """Or the table of what one change made would not have the pair."""
+def test_a_lever_changes_one_parameter(lever: str) -> None:
+    """Otherwise the table of single changes would not show the pair."""
     without, with_it = test_trainer.train("seed", 1), test_trainer.train("seed", 1, **test_trainer.LEVERS[lever])
     differs = {name for name in {*without, *with_it} - {"reference"} if without.get(name) != with_it.get(name)}
     assert differs == set(test_trainer.LEVERS[lever])

@@ -1,4 +1,4 @@
-"""Trainer's loops, advanced from outside, do what they do when left alone."""
+"""Trainer's loops compute the same when the suite advances them step by step as when they run alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(folder: Path, builder: str, *, dp: int, **params: Any) -> Launch:
 # The turns
 
 
-def test_the_work_goes_on_only_in_its_turns_and_not_in_the_callers_thread() -> None:
+def test_the_work_runs_only_in_its_turns_and_in_a_thread_of_its_own() -> None:
     seen: list[tuple[str, int]] = []
 
     def work() -> None:
@@ -58,7 +58,7 @@ def test_the_work_goes_on_only_in_its_turns_and_not_in_the_callers_thread() -> N
     assert seen == [(who, number) for number in range(3) for who in ("work", "caller")]
 
 
-def test_what_the_work_raises_is_raised_where_it_was_waited_for_and_again_later() -> None:
+def test_a_step_raises_what_the_work_raised_and_so_do_later_steps() -> None:
     def work() -> None:
         turns.pause()
         raise MemoryError("planted")
@@ -70,7 +70,7 @@ def test_what_the_work_raises_is_raised_where_it_was_waited_for_and_again_later(
             turns.step()
 
 
-def test_a_mode_of_the_caller_sees_the_pieces_of_the_work_that_it_waits_for() -> None:
+def test_a_dispatch_mode_of_the_caller_sees_the_work_that_the_caller_waits_for() -> None:
     def work() -> None:
         while True:
             torch.ones(2, 3) @ torch.ones(3, 4)
@@ -86,7 +86,7 @@ def test_a_mode_of_the_caller_sees_the_pieces_of_the_work_that_it_waits_for() ->
         assert counter.get_total_flops() == steps * 2 * 2 * 3 * 4
 
 
-def test_work_that_ends_has_no_next_step() -> None:
+def test_a_step_after_the_end_of_the_work_raises() -> None:
     turns = Turns(lambda: None, CPU)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the work has ended"):
@@ -113,7 +113,7 @@ def test_stopped_work_cleans_up_and_its_thread_is_gone(steps: int) -> None:
     assert (undone, threading.active_count()) == ([], before)
 
 
-def test_a_process_ends_with_work_that_waits_for_its_turn() -> None:
+def test_a_process_can_end_while_the_work_waits_for_its_turn() -> None:
     program = """
 import itertools, torch
 from bench_tests.steps.turns import Turns
@@ -128,10 +128,10 @@ turns.step()
 
 
 def plain_losses(steps: int, *, samples: int, evaluated: int = 0, lasts: int | None = None) -> list[float]:
-    """Losses of training in a plain loop where every step takes the whole data set, as Trainer's defaults say.
+    """Losses of a plain training loop with Trainer's defaults. Every step takes the whole data set.
 
-    The learning rate falls to zero in the step after ``lasts`` steps; it stays where that is not given. A loss of
-    the trained model on ``evaluated`` other samples comes last, where there are any.
+    With ``lasts`` the learning rate falls to zero in the step after that many steps; otherwise it is constant. With
+    ``evaluated`` the last element is the trained model's loss on that many other samples.
     """
     from bench_tests.models import find_model
     from bench_tests.models.bert import mask
@@ -161,14 +161,13 @@ def plain_losses(steps: int, *, samples: int, evaluated: int = 0, lasts: int | N
 
 @pytest.mark.parametrize(("dp", "accumulation"), [(1, 8), (2, 4)])
 def test_training_has_the_losses_of_a_plain_loop(dp: int, accumulation: int, tmp_path: Path) -> None:
-    """Not those times the number of accumulated batches and ranks, as Trainer computes them for this model by
-    default."""
+    """For this model Trainer's default would multiply the losses by the number of accumulated batches and ranks."""
     done = run(tmp_path / "job", "trainer_train", dp=dp, accumulation=accumulation, samples=16)
     assert done.losses == pytest.approx(plain_losses(len(done.losses), samples=16), rel=1e-3)
 
 
 def test_ranks_train_on_the_samples_that_one_rank_accumulates(tmp_path: Path) -> None:
-    """In every epoch: steps of 8 of 32 samples see others each time, in an order that the seed decides."""
+    """In every epoch: each step takes 8 of 32 samples, in an order that the seed determines."""
     one = run(tmp_path / "one", "trainer_train", dp=1, accumulation=4, samples=32)
     two = run(tmp_path / "two", "trainer_train", dp=2, accumulation=2, samples=32)
     assert loss_fault(two.losses, one.losses, tolerance=0.001) is None
@@ -195,7 +194,7 @@ def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
 def test_the_counter_sees_the_flops_of_each_ranks_passes(
     builder: str, params: dict[str, Any], passes: int, products: int, tmp_path: Path
 ) -> None:
-    """Forward, and twice as many backward where there is one."""
+    """The forward pass, and twice as much for a backward pass if there is one."""
     from bench_tests.models import find_model
 
     traces = end(tmp_path / "job", builder, dp=2, **params).traces
@@ -215,8 +214,11 @@ def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path
 def test_a_whole_run_reports_what_trainer_logs_of_it(
     dp: int, accumulation: int, train_loss_tolerance: float, tmp_path: Path
 ) -> None:
-    """Four epochs of one step, evaluated after each. Its losses are the mean of those of a plain loop's four steps (of
-    two ranks, on the samples of the first one) and what the trained model has on other samples."""
+    """Four epochs of one step with an evaluation after each.
+
+    The training loss is the mean of the four losses of a plain loop. With two ranks it covers only the samples of the
+    first rank. The evaluation loss is the trained model's loss on other samples.
+    """
     shapes = {"accumulation": accumulation, "train_samples": 16, "eval_samples": 8, "epochs": 4}
     figures = run(tmp_path / "job", "trainer_run", dp=dp, **shapes).figures
     assert figures["train_samples_per_s"] * figures["train_runtime_s"] == pytest.approx(4 * 16, rel=0.01)
@@ -230,7 +232,8 @@ def test_a_whole_run_reports_what_trainer_logs_of_it(
 
 
 def test_in_fp16_the_loss_scale_begins_where_the_suites_does() -> None:
-    """On what accelerate makes for Trainer, a scaler that has scaled nothing; there is none of them on a CPU."""
+    """The test uses a CPU scaler that has not scaled yet, in place of the one that accelerate creates for Trainer on a
+    GPU."""
     scaler, suites = torch.amp.GradScaler("cpu"), Recipe(precision="fp16", learning_rate=0.1, device=CPU).scaler()
     trainer.begin_as_elsewhere(scaler)
     one = torch.ones(())

@@ -1,4 +1,4 @@
-"""The tables of number formats and of scaling: which records stand beside which."""
+"""The tables of mixed precision and of scaling: which records they compare."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BUILDER = "bench_tests.steps.train:train_step"
 
 
 def trained(precision: str, devices: int, *samples_per_s: float, **params: Any) -> Record:
-    """One launch for each figure: 500 MiB and half the device's peak."""
+    """A record with one launch for each of ``samples_per_s``, with 500 MiB and half of the device's peak."""
     launches = [launch(samples_per_s=one, peak_allocated_bytes=500 * MIB, mfu=0.5) for one in samples_per_s]
     params = {**BERT, "strategy": "ddp", "precision": precision, **params}
     return record(*launches, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
 
 
-def test_a_format_stands_beside_fp32_and_tf32_beside_its_eager_self_and_beside_one_device() -> None:
+def test_a_format_is_compared_with_fp32_with_tf32_with_eager_and_with_one_device() -> None:
     table = mixed_precision(
         [
             trained("fp16", 4, 400, 410, 900),  # a median, so that one lucky launch is no speed-up
@@ -68,7 +68,7 @@ def test_a_format_stands_beside_fp32_and_tf32_beside_its_eager_self_and_beside_o
     ]
 
 
-def test_a_row_that_its_host_sets_the_pace_of_says_so() -> None:
+def test_the_table_of_formats_names_host_bound_rows() -> None:
     eager = trained("bf16", 1, 552)
     compiled = trained("bf16", 1, 471, graph="inductor")
     waiting = [
@@ -83,7 +83,8 @@ def test_a_row_that_its_host_sets_the_pace_of_says_so() -> None:
 
 
 def test_ratios_of_rows_of_two_machines_are_marked() -> None:
-    """Their hosts may differ: on two hosts one fp16 step was 16 % slower compiled, with faster kernels."""
+    """Their hosts may differ: on two hosts the same fp16 step was 16 % slower compiled, although its kernels were
+    faster."""
     there = replace(trained("fp16", 4, 410), environment={"machine": "4567abcd"})
     table = mixed_precision([trained("fp32", 4, 100, strategy="ddp-fp32"), trained("fp16", 1, 125), there])
     assert table is not None
@@ -94,7 +95,7 @@ def test_ratios_of_rows_of_two_machines_are_marked() -> None:
     ]
 
 
-def test_formats_of_other_work_are_not_compared() -> None:
+def test_formats_of_different_work_are_not_compared() -> None:
     table = mixed_precision(
         [
             trained("fp32", 4, 100, strategy="ddp-fp32"),
@@ -113,7 +114,7 @@ def test_formats_of_other_work_are_not_compared() -> None:
     assert "× fp32" not in table and "× eager" not in table
 
 
-def test_a_format_that_does_not_fit_says_so_and_is_no_measure_of_another() -> None:
+def test_formats_that_ran_out_of_memory_show_oom_and_are_never_a_base() -> None:
     too_large = record(failed("oom"), of=trained("fp32", 1, strategy="ddp-fp32").case)
     table = mixed_precision([too_large, trained("fp32", 4, 100, strategy="ddp-fp32"), trained("fp16", 1, 300)])
     assert table is not None and "× fp32" not in table
@@ -127,8 +128,10 @@ def test_a_format_that_does_not_fit_says_so_and_is_no_measure_of_another() -> No
 def scaled(
     devices: int, micro_batches: int, samples_per_s: float, losses: Sequence[float] = (10.0, 9.0), **params: Any
 ) -> Record:
-    """One launch whose steps take as long as the samples say. Where the batch is that of several devices, the rate
-    rises until then."""
+    """A record with one launch whose step time follows from ``samples_per_s``.
+
+    If the global batch is that of several devices, the learning rate has a warm-up.
+    """
     batch = micro_batches * devices
     rising = {"warmup_steps": batch // 24} if batch > 24 else {}
     params = {**LARGE, "micro_batches": micro_batches, "learning_rate": batch * 1e-6, **rising, **params}
@@ -137,7 +140,7 @@ def scaled(
     return record(one, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
 
 
-def test_weak_keeps_the_work_of_a_device_and_strong_the_global_batch() -> None:
+def test_weak_series_keep_the_work_per_device_and_strong_series_the_global_batch() -> None:
     table = scaling(
         [
             scaled(4, 24, 3600),
@@ -164,7 +167,7 @@ def ran_out(one: Record) -> Record:
     return record(failed("oom"), of=one.case)
 
 
-def test_devices_that_it_does_not_fit_on_say_so_and_are_no_base() -> None:
+def test_scaling_rows_that_ran_out_of_memory_show_oom_and_are_never_a_base() -> None:
     fits = [scaled(2, 24, 1900, [10.0, 9.0, 8.5]), scaled(4, 24, 3420, [10.0, 8.4, 8.0])]
     records = [ran_out(scaled(1, 24, 1.0)), *fits, ran_out(scaled(8, 24, 1.0)), ran_out(scaled(2, 12, 1.0))]
     table, times = scaling(records), time_to_loss(records)
@@ -210,7 +213,7 @@ def test_devices_that_it_does_not_fit_on_say_so_and_are_no_base() -> None:
         ),
     ],
 )
-def test_published_weak_scaling_stands_below_with_the_efficiencies_it_was_published_with(
+def test_published_weak_scaling_is_below_ours_with_its_published_efficiencies(
     model: str, rows: list[list[str]]
 ) -> None:
     table = scaling([scaled(devices, 24, 1000 * devices, model=model) for devices in (1, 2)])
@@ -219,8 +222,8 @@ def test_published_weak_scaling_stands_below_with_the_efficiencies_it_was_publis
     assert published[["devices", "sequences/s", "a device", "efficiency"]].to_numpy().tolist() == rows
 
 
-def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
-    """8.5 is the lowest of the slowest; one device sees 1,536 samples a step, two see 3,072."""
+def test_samples_and_time_to_the_loss_that_all_records_reach() -> None:
+    """8.5 is the higher of the two lowest losses. One device trains on 1,536 samples a step, two devices on 3,072."""
     table = time_to_loss([scaled(1, 24, 768, [10.0, 9.5, 9.0, 8.5]), scaled(2, 24, 1536, [10.0, 8.6, 8.4, 8.6, 7.9])])
     assert table is not None
     way = 1.5 / (10 - loss_of_frequencies(30_522))
@@ -230,8 +233,8 @@ def test_what_it_takes_to_reach_the_loss_that_all_have_reached() -> None:
     ]
 
 
-def test_trainings_on_other_samples_are_not_compared() -> None:
-    """Of one global batch they would begin at one loss; of a larger one they need not."""
+def test_trainings_on_different_samples_are_not_compared() -> None:
+    """With one global batch they would start at one loss. With different global batches they need not."""
     one = scaled(1, 24, 768, [10.0, 9.5, 9.0])
     strong = [one, scaled(2, 12, 768, [10.1, 9.5, 9.1])]
     table = time_to_loss(strong)
@@ -244,7 +247,7 @@ def test_trainings_on_other_samples_are_not_compared() -> None:
     assert rounded is not None and rounded["samples"].all()
 
 
-def test_scaling_over_nodes_is_told_against_one_node() -> None:
+def test_scaling_over_nodes_compares_with_one_node() -> None:
     one, node, two = scaled(1, 24, 1000), scaled(8, 24, 6000), scaled(16, 24, 9000)
     two = replace(two, environment={**two.environment, "must_match": {"devices_a_node": 8}})
     table = scaling([one, node, two])
@@ -255,7 +258,7 @@ def test_scaling_over_nodes_is_told_against_one_node() -> None:
     assert list(without[without["where"] == "here"]["efficiency"]) == ["base", "56.2% of 1"]
 
 
-def test_a_row_that_its_host_paces_says_so_beside_its_efficiency() -> None:
+def test_the_table_of_scaling_names_host_bound_rows() -> None:
     paced = scaled(2, 24, 2200)
     metrics = {**paced.launches[0].metrics, "host_ms": paced.launches[0].metrics["step_ms"], "compute_ms": 1.0}
     paced = replace(paced, launches=(replace(paced.launches[0], metrics=metrics),))
@@ -264,7 +267,7 @@ def test_a_row_that_its_host_paces_says_so_beside_its_efficiency() -> None:
     assert list(table[table["where"] == "here"]["bound by"]) == ["", "host"]
 
 
-def test_the_published_time_to_converge_stands_below_weak_scaling_of_its_model() -> None:
+def test_the_published_time_to_converge_is_below_weak_scaling_of_its_model() -> None:
     falling = [10.0, 9.0, 8.0]
     large = {"model": "bert-1.5b", "micro_batch": 16}
     weak = [scaled(1, 24, 100, falling, **large), scaled(2, 24, 190, falling, **large)]
@@ -278,12 +281,12 @@ def test_the_published_time_to_converge_stands_below_weak_scaling_of_its_model()
     ]
 
 
-def test_without_two_numbers_of_devices_there_is_no_table() -> None:
+def test_a_series_needs_two_numbers_of_devices() -> None:
     records = [scaled(1, 24, 1000), scaled(1, 12, 1000), trained("bf16", 2, 100)]
     assert scaling(records) is None and time_to_loss(records) is None
 
 
-def test_the_loss_of_frequencies_is_the_entropy_of_the_samples_and_a_coin() -> None:
+def test_the_loss_of_frequencies_is_the_entropy_of_the_tokens_plus_ln_2() -> None:
     vocabulary = 64
     tokens = token_pool(samples=64, sequence=128, vocabulary=vocabulary)
     frequency = torch.bincount(tokens.flatten(), minlength=vocabulary) / tokens.numel()

@@ -16,7 +16,7 @@ from bench_tests.results.stored import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.format import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
 from pytest_trainbench.hardware.catalog import TABLE
-from pytest_trainbench.listing import Listed
+from pytest_trainbench.listing import Listed, listed
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
 from pytest_trainbench.report.terminal import derived

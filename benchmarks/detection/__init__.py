@@ -1,5 +1,6 @@
-"""Replays nights through judges, ours and others', and counts false alarms, slowdowns found and launches spent.
+"""Replays nights through judges, ours and those of other tools. Counts false alarms, found slowdowns and started
+launches.
 
-``python -m benchmarks.detection`` prints docs/detection.md, ``--quick`` the same with a fiftieth of the nights.
-docs/measuring.md says what the judge promises.
+``python -m benchmarks.detection`` prints docs/detection.md; ``--quick`` uses a fiftieth of the nights.
+docs/measuring.md says what our judge promises.
 """

@@ -1,4 +1,4 @@
-"""The tables and goals of docs/detection.md, as Markdown.
+"""Prints the tables and goals of docs/detection.md, as Markdown.
 
 python -m benchmarks.detection [--quick] > docs/detection.md
 """
@@ -50,15 +50,15 @@ NOISE = (0.002, 0.005, 0.01, 0.025)
 STORED = (3, 5, 10)
 
 DRIFT = 0.003
-"""Slower by this every night, against one baseline."""
+"""Slowdown of each night, against one fixed baseline."""
 
 DRIFT_NIGHTS = 40
 
 RESAVED = 3
-"""Nights after which someone saves the baseline anew."""
+"""Number of nights after which someone saves the baseline again."""
 
 BEFORE, AFTER = 40, 45
-"""Nights of a history before its row changed, and since."""
+"""Nights of a history before its row changed, and after."""
 
 CHANGES: dict[str, dict[str, float]] = {
     "jump of 1.5%": {"jump": 0.015},
@@ -70,14 +70,14 @@ CHANGES: dict[str, dict[str, float]] = {
 }
 
 WATCHED = {"ours": 1.0, "Student's t": 0.025}
-"""Share of the histories that a method is replayed on; that of others is between."""
+"""Share of the histories that a method is replayed on."""
 
 WATCHED_ELSE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """So much of a slowdown is found at this launch noise."""
+    """At launch noise ``sd``, the judge must find the share ``found`` of slowdowns of size ``slower``."""
 
     sd: float
     slower: float
@@ -92,11 +92,11 @@ GOALS = (
 )
 
 QUIET_COST = {0.005: 0.05, 0.01: 0.25}
-"""By launch noise: more launches, as a fraction, that a night without a change may cost at most."""
+"""Launch noise -> largest share of additional launches in a night without a change."""
 
 
 def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
-    """The paragraphs of the page; ``scale`` multiplies the number of nights."""
+    """The paragraphs of the page. ``scale`` multiplies the number of nights."""
 
     def many(count: int, least: int = 50) -> int:
         return max(least, round(count * scale))
@@ -142,7 +142,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "host, bimodal, 5% apart, 1 launch in 5": nights(many(4_000), bimodal(0.003, by=0.05, chance=0.2)),
     }
     calm = {name: ours(each) for name, each in quiet.items()}
-    yield "## Nothing changed: nights that were red"
+    yield "## False alarms: red nights without a change"
     yield (
         "A bimodal host is the limit. If one launch in five is slow, a third of the baselines of five launches"
         " never saw a slow one. Then nothing in the launches tells the slow mode from new code."
@@ -175,7 +175,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         },
         "noise 0.5%, one rank of 4 is 5% slower": nights(many(2_000), alike, now=slow, seed=2),
     }
-    yield "## Slower: nights that were red"
+    yield "## Slowdowns found: red nights"
     yield (
         "A night that our judge could not decide is `noisy`, not green: the column before the last. One slow rank"
         " slows the step, and is found as a slower step. No judge here says which rank is slow. For the real rows"
@@ -189,7 +189,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
     )
     drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items() if name != "Otava"]
     columns = ["left", "right", "right"]
-    yield tabulate(drifted, headers=["judge", "median", "nine in ten"], tablefmt="pipe", colalign=columns)
+    yield tabulate(drifted, headers=["judge", "median", "90th percentile"], tablefmt="pipe", colalign=columns)
 
     yield from _histories(gpu, cpu, many)
 
@@ -202,7 +202,7 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
 
 
 def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., int]) -> Iterator[str]:
-    """What is said of a row's own history, by ours and by libraries for change points."""
+    """What our drift check and libraries for change points report of a row's own history."""
     rows, fewer = many(20_000), many(4_000)
     quiet = {
         "noise 0.5%": histories(rows, tailed(0.005)),
@@ -221,7 +221,7 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
         ),
         "0.5% of each night's own, half of it stays": histories(fewer, tailed(0.005), night=wandering(0.005, 0.5)),
     }
-    yield "## Histories in which nothing changed"
+    yield "## False alarms: histories without a change"
     yield (
         "How often a drift was reported tonight. A history has 20 to 90 nights, each the median of three launches. Our"
         f" test may err {METRIC_ERROR:.2g} times, as for a single night, and looks at the nights of tonight's machine."
@@ -241,7 +241,7 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
     columns = ["left", *["right"] * len(WATCHERS)]
     yield tabulate(lines, headers=["", *WATCHERS], tablefmt="pipe", colalign=columns)
 
-    yield "## Drift that no night sees"
+    yield "## Drift that no single night detects"
     yield (
         f"Nights until the drift was reported: median, nine in ten. {BEFORE} quiet nights came before. Launches have"
         " 0.5 % noise, and each night 0.3 % of its own. *Single nights* is the verdict alone, if someone saves the"
@@ -266,7 +266,7 @@ def _nights(first: NDArray[np.float64]) -> str:
 
 
 def _resaved(rows: int, *, jump: float = 0.0, drift: float = 0.0) -> NDArray[np.float64]:
-    """Nights until the verdict was red, against a baseline that is saved anew."""
+    """Nights until the verdict is red, against a baseline that is saved again every :data:`RESAVED` nights."""
     first: NDArray[np.float64] = np.full(rows, np.inf)
     for night in range(1, AFTER + 1):
         saved = (night - 1) // RESAVED * RESAVED
@@ -318,7 +318,7 @@ def _launches(traces: Sequence[Trace]) -> int:
 
 
 def _share(said: NDArray[np.bool_]) -> str:
-    """For example ``0.9% (0.5–1.4)``; below 0.1 % in full."""
+    """For example ``0.9% (0.5–1.4)``. Shares below 0.1 % are in scientific notation."""
     red, count = int(said.sum()), len(said)
     low, high = binomtest(red, count).proportion_ci(method="exact")
     if high < 1e-3:
@@ -327,13 +327,13 @@ def _share(said: NDArray[np.bool_]) -> str:
 
 
 def _held(calls: Calls, each: Nights) -> float:
-    """How many of the intervals hold the truth."""
+    """Share of the intervals that contain the true change."""
     ends = np.array([change.interval for change in calls.changes])
     return float(np.mean((ends[:, 0] <= -each.truth) & (-each.truth <= ends[:, 1])))
 
 
 def _drift(judge: Judge, rows: int) -> tuple[float, float]:
-    """How much slower a row was when it was first red: median and nine in ten; infinite where it never was."""
+    """Slowdown of a row when it is first red: median and 90th percentile. Infinite if it is never red."""
     first: NDArray[np.float64] = np.full(rows, np.inf)
     before = nights(rows, tailed(0.005), seed=5)
     for night in range(1, DRIFT_NIGHTS + 1):
@@ -354,7 +354,7 @@ def _passed(good: bool) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the nights")
+    parser.add_argument("--quick", action="store_true", help="replay a fiftieth of the nights")
     quick = parser.parse_args().quick
     for paragraph in page(read(), scale=0.02 if quick else 1.0):
         print(paragraph, end="\n\n", flush=True)

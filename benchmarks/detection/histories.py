@@ -1,6 +1,7 @@
-"""Histories to replay, one figure a night, and what watches them for a drift.
+"""Histories to replay, with one figure a night, and the methods that watch them for a drift.
 
-Others' methods are called through their own libraries; where one leaves a choice it is made in its favour.
+Methods of other tools are called through their own libraries. Where a library leaves a choice, the choice favours the
+method.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from pytest_trainbench.judge.drift import SPLITS, rise
 from pytest_trainbench.judge.noise import SPREAD_LEAST, Prior, compare
 
 SHORTEST, LONGEST = 20, 90
-"""Nights of a history."""
+"""Range of the number of nights of a history."""
 
 DECK_LEAST = 5
-"""Real launches of a case, without which its noise is not seen."""
+"""Least number of real launches of a case. With fewer launches the noise of the case is unknown."""
 
 FLOOR = 0.01
-"""Less is no drift, whoever says it."""
+"""A smaller rise does not count as a drift, for any method with a floor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """``figures``: logarithms of step times, one a night, the oldest first. ``machine``: a number for the one that each
-    night ran on."""
+    """One row over many nights.
+
+    ``figures`` are logarithms of step times, one a night, oldest first. ``machine`` is the number of each night's
+    machine.
+    """
 
     figures: Floats
     machine: NDArray[np.int_]
@@ -44,13 +48,13 @@ Watcher = Callable[[History], bool]
 
 
 def ours(history: History) -> bool:
-    """The plugin's own code, on the nights of tonight's machine."""
+    """The plugin's own drift check, on the nights of tonight's machine."""
     here = history.figures[history.machine == history.machine[-1]]
     return rise(here.tolist(), error=METRIC_ERROR, floor=FLOOR) is not None
 
 
 def student(history: History) -> bool:
-    """The same splits by Student's t, with the robust middle and noise of the night's verdict."""
+    """The splits of our drift check, judged by Student's t. Median and noise are the robust ones of the verdict."""
     here = np.exp(history.figures[history.machine == history.machine[-1]]).tolist()
     for last in (last for last in SPLITS if len(here) - last >= SPLITS[0]):
         found = compare(here[:-last], here[-last:], prior=Prior(noise=0.0, prior_df=0.0))
@@ -60,9 +64,11 @@ def student(history: History) -> bool:
 
 
 def otava(history: History, *, chance: float = 0.001, least: float = 0.0) -> bool:
-    """Apache Otava (Hunter; Fleming et al., ICPE 2023): E-divisive, points merged by a t-test. Its last change point
-    is upwards. 0.001 and no least magnitude are its library's defaults. One window holds all nights: where windows
-    overlap, 0.8.0 may find a point twice, and raises."""
+    """Apache Otava (Hunter; Fleming et al., ICPE 2023): E-divisive, then a t-test that merges points.
+
+    A drift is reported if the last change point is upwards. 0.001 and no minimum magnitude are the library's defaults.
+    One window contains all nights, because version 0.8.0 may find a point twice in overlapping windows and then raises.
+    """
     from otava.analysis import compute_change_points
 
     figures = np.exp(history.figures)
@@ -71,14 +77,17 @@ def otava(history: History, *, chance: float = 0.001, least: float = 0.0) -> boo
 
 
 def strict_otava(history: History) -> bool:
-    """The same with the error and the floor that ours has."""
+    """Otava with the error and the floor of our drift check."""
     return otava(history, chance=METRIC_ERROR / len(SPLITS), least=FLOOR)
 
 
 def pelt(history: History) -> bool:
-    """ruptures: PELT (Killick et al., 2012) with squared errors (its linear kernel), and the penalty of BIC for a mean
-    and a place. The noise that it has to be told is that of differences between neighbours, which no jump spoils. With
-    our floor."""
+    """ruptures: PELT (Killick et al., 2012) with squared errors (its linear kernel), the BIC penalty for a mean and a
+    place, and our floor.
+
+    PELT needs to know the noise. It gets the noise of differences between neighbouring nights, which a jump does not
+    affect.
+    """
     import ruptures
 
     figures = history.figures
@@ -107,8 +116,10 @@ def histories(
     night: Callable[[np.random.Generator, int], Floats] | None = None,
     seed: int = 1,
 ) -> list[History]:
-    """Histories of one machine, as long as said or as drawn; a night's figure is the median of its launches, all of
-    which ``night`` (logarithms, one a night) moves."""
+    """Histories of one machine, of the given ``length`` or of random lengths.
+
+    A night's figure is the median of its launches. ``night`` (logarithms, one a night) shifts all launches of a night.
+    """
     rng = np.random.default_rng(seed)
     most = length or LONGEST
     rows = np.median(noise(rng, (count, most * FIRST)).reshape(count, most, FIRST), axis=2)
@@ -120,14 +131,14 @@ def histories(
 
 
 def suites(count: int, traces: Sequence[Trace]) -> list[History]:
-    """Rows as noisy as the real ones; one launch in fifty is an outlier (:func:`fleet`)."""
+    """Histories of rows as noisy as the real ones. One launch in fifty is an outlier (see :func:`fleet`)."""
     rng = np.random.default_rng(7)
     launches = np.log(fleet(count, traces, stored=LONGEST * FIRST, seed=7).before / 100)
     return [_cut(row, rng) for row in np.median(launches.reshape(count, LONGEST, FIRST), axis=2)]
 
 
 def dealt(count: int, traces: Sequence[Trace]) -> list[History]:
-    """Real launches, each as a fraction of the median of its record, drawn with replacement."""
+    """Histories of real launches, drawn with replacement. Each launch is a fraction of the median of its record."""
     rng = np.random.default_rng(8)
     decks: dict[str, list[float]] = {}
     for trace in traces:
@@ -140,23 +151,23 @@ def dealt(count: int, traces: Sequence[Trace]) -> list[History]:
 
 
 def _cut(figures: Floats, rng: np.random.Generator) -> History:
-    """As many nights as drawn, all of one machine."""
+    """A random number of nights, all on one machine."""
     length = int(rng.integers(SHORTEST, LONGEST + 1))
     return History(figures=figures[:length], machine=np.zeros(length, dtype=int))
 
 
 def own(sd: float) -> Callable[[np.random.Generator, int], Floats]:
-    """Each night has a mood of its own."""
+    """Each night has an effect of its own."""
     return lambda rng, count: tailed(sd)(rng, (1, count))[0]
 
 
 def sometimes(by: float, chance: float) -> Callable[[np.random.Generator, int], Floats]:
-    """Some nights are slower, each by itself."""
+    """Some nights are slower, independently of each other."""
     return lambda rng, count: np.asarray((rng.random(count) < chance) * np.log1p(by))
 
 
 def lasting(by: float, chance: float, stay: float) -> Callable[[np.random.Generator, int], Floats]:
-    """Two moods that stay for so many nights on average: nights that could not have come in any order."""
+    """Two moods that each last ``stay`` nights on average, so the order of the nights is not random."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         slow = np.empty(count, dtype=bool)
@@ -169,7 +180,7 @@ def lasting(by: float, chance: float, stay: float) -> Callable[[np.random.Genera
 
 
 def wandering(sd: float, keeps: float) -> Callable[[np.random.Generator, int], Floats]:
-    """Each night keeps a share of the mood of the one before (autoregression)."""
+    """Each night keeps a share of the previous night's effect (autoregression)."""
 
     def draw(rng: np.random.Generator, count: int) -> Floats:
         mood = np.empty(count)
@@ -187,7 +198,7 @@ def weekly(by: float) -> Callable[[np.random.Generator, int], Floats]:
 
 
 def replaced(found: list[History], *, nights_ago: int, slower: float) -> list[History]:
-    """The machine was replaced by a slower one."""
+    """The histories after a slower machine replaced the old one."""
     since = [np.arange(len(one.figures)) >= len(one.figures) - nights_ago for one in found]
     return [
         History(figures=one.figures + new * np.log1p(slower), machine=new.astype(int))
@@ -196,7 +207,7 @@ def replaced(found: list[History], *, nights_ago: int, slower: float) -> list[Hi
 
 
 def changed(found: list[History], *, after: int, jump: float = 0.0, drift: float = 0.0) -> list[History]:
-    """The code became slower after so many nights: at once, or a little more every night."""
+    """The histories with code that is slower from night ``after`` on: at once, or a little more every night."""
     made = []
     for one in found:
         since = np.maximum(0, np.arange(len(one.figures)) - after + 1)
@@ -207,7 +218,8 @@ def changed(found: list[History], *, after: int, jump: float = 0.0, drift: float
 
 
 def found_after(watcher: Watcher, changes: list[History], *, after: int) -> Floats:
-    """For each history the nights from the change until it was said, the first being 1; infinite where it never was."""
+    """For each history, the nights from the change until a drift is reported. The first night is 1; infinite if none is
+    reported."""
     nights = np.full(len(changes), np.inf)
     for number, history in enumerate(changes):
         for night in range(after + 1, len(history.figures) + 1):

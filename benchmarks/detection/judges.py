@@ -1,7 +1,7 @@
-"""Judges: what each tool would have said of a night. Each is a function from nights to calls.
+"""Judges: what each tool would report for a night. Each judge is a function from nights to calls.
 
-Others' rules are re-stated from their documentation and sources, as named; where a rule leaves a choice it is made in
-the tool's favour. Every one gets the launches that the tool itself would have started.
+The rules of other tools are restated from their documentation and sources, which the docstrings name. Where a rule
+leaves a choice, the choice favours the tool. Every judge gets the launches that its tool would start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METRIC_ERROR = 1 / 30 / 200
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """For each night: was it red, how many launches did it take; for ours, the last look at it."""
+    """For each night: whether it is red, how many launches it took, and, for our judge only, its last change."""
 
     red: NDArray[np.bool_]
     spent: NDArray[np.int_]
@@ -37,8 +37,10 @@ Judge = Callable[[Nights], Calls]
 
 
 def ours(nights: Nights, *, error: float = METRIC_ERROR) -> Calls:
-    """The plugin's own code, launch by launch as the runner goes: noise is learned from the baselines of the same
-    suite, and a row in doubt gets fresh launches."""
+    """The plugin's own code, launch by launch as in the runner.
+
+    It learns noise from the baselines of the same suite, and a row in doubt gets more launches.
+    """
     policy = Policy(error=error, first=FIRST, last=nights.now.shape[1])
     red, spent, changes = [], [], []
     for start in range(0, len(nights.before), nights.block):
@@ -71,44 +73,57 @@ def _calls(red: NDArray[np.bool_], launches: int) -> Calls:
 
 
 def fixed_gate(nights: Nights) -> Calls:
-    """A gate of 5 % on the median of three launches against the stored median, as Megatron-LM's functional tests and
-    many CI scripts have it."""
+    """A gate of 5 % on the median of three launches against the stored median. Megatron-LM's functional tests and many
+    CI scripts have such a gate."""
     return _calls(np.median(nights.now[:, :3], axis=1) > 1.05 * np.median(nights.before, axis=1), 3)
 
 
 def pytest_benchmark_mean(nights: Nights) -> Calls:
-    """``--benchmark-compare-fail=mean:5%``: the mean of the rounds of one process against that of one stored process
-    (pytest-benchmark's ``--help``, "Fail test if performance regresses according to given EXPR")."""
+    """``--benchmark-compare-fail=mean:5%``: the mean of the rounds of one process against the mean of one stored
+    process.
+
+    Source: pytest-benchmark's ``--help``, "Fail test if performance regresses according to given EXPR".
+    """
     before, now = (nights.steps(side, 1).mean(axis=(1, 2)) for side in ("before", "now"))
     return _calls(now > 1.05 * before, 1)
 
 
 def pytest_benchmark_min(nights: Nights) -> Calls:
-    """``--benchmark-compare-fail=min:5%``: the same with the fastest round, the first example of its ``--help``."""
+    """``--benchmark-compare-fail=min:5%``: the fastest round of one process against that of one stored process.
+
+    Source: the first example of pytest-benchmark's ``--help``.
+    """
     before, now = (nights.steps(side, 1).min(axis=(1, 2)) for side in ("before", "now"))
     return _calls(now > 1.05 * before, 1)
 
 
 def torchbench(nights: Nights) -> Calls:
-    """TorchBench's nightly detector: the figure of one process that moved by 7 % (pytorch/benchmark,
-    ``userbenchmark/torch-nightly/regression_detector.py``, ``DEFAULT_REGRESSION_DELTA_THRESHOLD = 0.07``)."""
+    """TorchBench's nightly detector: red if the figure of one process is 7 % higher than the stored figure.
+
+    Source: pytorch/benchmark, ``userbenchmark/torch-nightly/regression_detector.py``,
+    ``DEFAULT_REGRESSION_DELTA_THRESHOLD = 0.07``.
+    """
     return _calls(nights.now[:, 0] > 1.07 * nights.before[:, 0], 1)
 
 
 def asv(nights: Nights) -> Calls:
-    """``asv continuous`` with its defaults: two processes a side (``processes = 2``), their samples together; red where
-    the medians differ by the factor 1.1 and Mann-Whitney's U has p < 0.002 (asv, ``commands/compare.py`` and
-    ``statistics.py``, ``is_different``). Each sample is a step."""
+    """``asv continuous`` with its defaults: two processes a side (``processes = 2``), their samples pooled.
+
+    Red if the medians differ by the factor 1.1 and Mann-Whitney's U has p < 0.002. Each sample is a step. Source: asv,
+    ``commands/compare.py`` and ``statistics.py``, ``is_different``.
+    """
     before, now = (nights.steps(side, 2).reshape(len(nights.now), -1) for side in ("before", "now"))
     different = stats.mannwhitneyu(now, before, axis=1, method="asymptotic").pvalue < 0.002
     return _calls(different & (np.median(now, axis=1) > 1.1 * np.median(before, axis=1)), 2)
 
 
 def criterion(nights: Nights) -> Calls:
-    """Criterion.rs's "performance has regressed": one process a side, p < 0.05 of a t-test of the means, and the 95 %
-    interval of the relative change above the noise threshold of 1 % (bheisler/criterion.rs, ``report.rs``,
-    ``compare_to_threshold``). Its bootstrap of 100,000 resamples is replaced by the normal interval that it tends
-    to."""
+    """Criterion.rs's "performance has regressed", with one process a side.
+
+    Red if a t-test of the means has p < 0.05 and the 95 % interval of the relative change is above the noise threshold
+    of 1 %. Source: bheisler/criterion.rs, ``report.rs``, ``compare_to_threshold``. The normal interval replaces
+    Criterion's bootstrap of 100,000 resamples, which converges to it.
+    """
     before, now = (nights.steps(side, 1)[:, 0] for side in ("before", "now"))
     p = stats.ttest_ind(now, before, axis=1, equal_var=False).pvalue
     change = now.mean(axis=1) / before.mean(axis=1) - 1
@@ -117,17 +132,23 @@ def criterion(nights: Nights) -> Calls:
 
 
 def bencher(nights: Nights) -> Calls:
-    """Bencher's t-test threshold with the upper boundary of its example, 0.99: one new figure against the mean of the
-    stored ones plus t(0.99, n − 1) of their standard deviations (bencher.dev, "Thresholds & Alerts")."""
+    """Bencher's t-test threshold with the upper boundary of its example, 0.99.
+
+    Red if one new figure is above the mean of the stored figures plus t(0.99, n − 1) of their standard deviations.
+    Source: bencher.dev, "Thresholds & Alerts".
+    """
     stored = nights.before
     limit = stats.t.ppf(0.99, stored.shape[1] - 1) * stored.std(axis=1, ddof=1)
     return _calls(nights.now[:, 0] > stored.mean(axis=1) + limit, 1)
 
 
 def otava(nights: Nights) -> Calls:
-    """Apache Otava (Hunter; Fleming et al., ICPE 2023): tonight's median after those of the nights before, in which
-    nothing changed; red where tonight is a change point upwards. With the defaults of its library, p < 0.001 and no
-    least magnitude, in one window (see :func:`benchmarks.detection.histories.otava`)."""
+    """Apache Otava (Hunter; Fleming et al., ICPE 2023) on tonight's median after the medians of earlier nights without
+    a change.
+
+    Red if tonight is a change point upwards. The library's defaults apply: p < 0.001 and no minimum magnitude. There is
+    one window (see :func:`benchmarks.detection.histories.otava`).
+    """
     from otava.analysis import compute_change_points
 
     red = []
@@ -151,15 +172,18 @@ JUDGES: dict[str, Judge] = {
     "Bencher t, 0.99": bencher,
     **({"Otava": otava} if find_spec("otava") else {}),
 }
-"""Otava only where it is installed: ``pip install --no-deps apache-otava``."""
+"""Name of a judge -> its function. Otava is included only if it is installed: ``pip install --no-deps
+apache-otava``."""
 
 
 def limit(
     sd: float, slower: float, *, stored: int, launches: int, error: float = METRIC_ERROR, floor: float = 0.01
 ) -> float:
-    """Chance to find a slowdown that no judge with this error can do better than by much: it knows the noise, gets all
-    launches every night, and makes as much of them as the tails allow (Fisher's information of Student's t with 5
-    degrees of freedom: its variance is 0.8 of a mean's)."""
+    """Chance to find a slowdown, as an upper bound that no judge with this error exceeds by much.
+
+    The bound knows the noise, gets all launches every night, and extracts as much from them as their tails allow. That
+    is Fisher's information of Student's t with 5 degrees of freedom: the variance is 0.8 of a mean's variance.
+    """
     spread = sd * np.sqrt(0.8 * (1 / stored + 1 / launches))
     reach = max(np.log1p(floor), stats.norm.ppf(1 - error) * spread)
     return float(stats.norm.sf((reach - np.log1p(slower)) / spread))

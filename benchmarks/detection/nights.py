@@ -1,9 +1,9 @@
-"""Nights to replay: stored launches of many rows, and the fresh launches that a judge may ask for.
+"""Nights to replay: the stored launches of many rows, and more launches that a judge may ask for.
 
-Everything here but :func:`real` is synthetic. The noise of one launch is drawn from Student's t with :data:`TAILS`
-degrees of freedom, scaled to the standard deviation that is asked for, and now and then a launch is an outlier. How
-noise differs between rows is fitted to the stored traces (:func:`fleet`); its tails cannot be, as five launches do not
-show them: they are an assumption, on the heavy side.
+All nights except those of :func:`real` are synthetic. The noise of one launch is drawn from Student's t with
+:data:`TAILS` degrees of freedom, scaled to the requested standard deviation. A launch is sometimes an outlier. The
+differences in noise between rows are fitted to the stored traces (:func:`fleet`). The tails cannot be fitted, because
+five launches do not show them. They are an assumption, on the heavy side.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ TAILS = 5.0
 """Degrees of freedom of one launch's noise."""
 
 OUTLIER = 0.14
-"""How much slower an outlier is: of 17 launches of BERT on H200s one took 14 % longer, with nothing changed."""
+"""Slowdown of an outlier: of 17 launches of BERT on H200s one took 14 % longer without any change."""
 
 STEPS, STEP_NOISE = 60, 0.003
-"""Steps of a launch, and their relative standard deviation: of what steady launches on H200s show (0.1 to 3 %)."""
+"""Steps of a launch, and their relative standard deviation, within the range of steady launches on H200s (0.1 to 3
+%)."""
 
 MORE = 7
-"""Fresh launches that are there beyond the first ones."""
+"""Launches available beyond the first ones."""
 
 FIRST = 3
 
 EARLIER, EARLIER_ROWS = 30, 400
-"""Nights before, and of how many rows: judges that look at them are slow."""
+"""Number of earlier nights, and of rows that have them. The rows are few, because judges that use earlier nights are
+slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nights:
-    """One row a night: ``before`` (nights × stored launches), ``now`` (nights × launches that may be asked for), in ms.
+    """One row a night: ``before`` (nights × stored launches) and ``now`` (nights × available launches), in ms.
 
-    group: rows of one group are similar, and a judge may learn from them; 1 is that of host-bound ones. truth: how much
-    slower the code is. block: consecutive nights that are rows of one suite. step_noise, step_outliers: of the steps
-    within a launch. earlier: the first :data:`EARLIER_ROWS` rows in the :data:`EARLIER` nights before, in which nothing
-    changed: a median of :data:`FIRST` launches each.
+    ``group`` is the number of a group of similar rows from which a judge may learn; group 1 is the host-bound rows.
+    ``truth`` is the true slowdown. ``block`` consecutive nights are the rows of one suite. ``step_noise`` and
+    ``step_outliers`` describe the steps within a launch. ``earlier`` holds the first :data:`EARLIER_ROWS` rows in the
+    :data:`EARLIER` earlier nights without a change; each figure is a median of :data:`FIRST` launches.
     """
 
     before: Floats
@@ -60,7 +62,8 @@ class Nights:
     earlier: Floats = field(default_factory=lambda: np.empty((0, EARLIER)))
 
     def steps(self, side: str, launches: int) -> Floats:
-        """nights × launches × :data:`STEPS` step times (ms) of the first launches of a side, ``before`` or ``now``."""
+        """Step times in ms, nights × launches × :data:`STEPS`, of the first ``launches`` launches of ``before`` or
+        ``now``."""
         middles: Floats = getattr(self, side)[:, :launches]
         draw = np.random.default_rng([launches, side == "now"])
         noise = draw.standard_normal((*middles.shape, STEPS)) * self.step_noise
@@ -70,11 +73,12 @@ class Nights:
 
 
 Noise = Callable[[np.random.Generator, tuple[int, int]], Floats]
-"""Logarithms of launches around 0, nights × launches."""
+"""A function that draws logarithms of launches around 0, nights × launches."""
 
 
 def tailed(sd: float | Floats, *, outliers: float = 0.0, tails: float = TAILS) -> Noise:
-    """Synthetic. ``sd``: one, or one a night. ``outliers``: chance that a launch is :data:`OUTLIER` slower."""
+    """Synthetic noise. ``sd`` is one value, or one a night. ``outliers`` is the chance that a launch is :data:`OUTLIER`
+    slower."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
         spread = np.broadcast_to(np.reshape(sd, (-1, 1)), (shape[0], 1)) * np.sqrt((tails - 2) / tails)
@@ -85,7 +89,7 @@ def tailed(sd: float | Floats, *, outliers: float = 0.0, tails: float = TAILS) -
 
 
 def bimodal(sd: float, *, by: float, chance: float) -> Noise:
-    """Synthetic: a host with two moods, in one of which a launch is ``by`` slower."""
+    """Synthetic noise of a host with two moods. In one mood a launch is ``by`` slower."""
     core = tailed(sd)
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
@@ -95,7 +99,8 @@ def bimodal(sd: float, *, by: float, chance: float) -> Noise:
 
 
 def slowest_of(ranks: int, sd: float, *, slow: float) -> tuple[Noise, Noise]:
-    """Synthetic: a step waits for the slowest of its ranks. Before all are alike, now one is ``slow`` slower."""
+    """Synthetic noise of a step that waits for its slowest rank: first for equal ranks, then with one rank ``slow``
+    slower."""
     core = tailed(sd)
 
     def draw(by: float) -> Noise:
@@ -120,8 +125,10 @@ def nights(
     step_outliers: float = 0.0,
     visit: float = 0.0,
 ) -> Nights:
-    """Synthetic nights of rows whose noise is alike, each with a baseline of its own. ``visit``: standard deviation
-    from one visit of a host to the next, where the rows are host-bound."""
+    """Synthetic nights of equally noisy rows, each with a baseline of its own.
+
+    For host-bound rows ``visit`` is the standard deviation between two visits of a host.
+    """
     rng = np.random.default_rng(seed)
     found = Nights(
         before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, visit, seed)),
@@ -144,9 +151,11 @@ def nights(
 def fleet(
     count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, outliers: float = 0.02, seed: int = 1
 ) -> Nights:
-    """Synthetic suites of 100 rows. The noise of a row is drawn from the law that was fitted to the real traces, of
-    host-bound rows (as many as among them, and with visits that differ) and of others apart; one launch in fifty is an
-    outlier."""
+    """Synthetic suites of 100 rows. One launch in fifty is an outlier.
+
+    The noise of a row is drawn from the law that was fitted to the real traces. Host-bound rows and other rows have a
+    law each. The share of host-bound rows is that of the traces, and their visits differ.
+    """
     rng = np.random.default_rng(seed)
     real = [trace for trace in traces if trace.metric == "step_ms"]
     group = (rng.random(count) < np.mean([trace.host_bound for trace in real])).astype(int)
@@ -167,19 +176,23 @@ def fleet(
 
 
 def _visits(count: int, visit: float | Floats, seed: int) -> Floats:
-    """What two visits of a host are apart, nights × 1; drawn apart too."""
+    """Difference between two visits of a host, nights × 1, from a random generator of its own."""
     return np.asarray(np.random.default_rng([seed, 0]).normal(0, math.sqrt(2) * visit, count)[:, None])
 
 
 def _earlier(noise: Noise, count: int, seed: int) -> Floats:
-    """Of the same rows; drawn apart, so that nothing else depends on it."""
+    """Earlier nights of the same rows, from a random generator of their own, so that no other figure depends on
+    them."""
     launches = noise(np.random.default_rng([seed, EARLIER]), (count, EARLIER * FIRST))[:EARLIER_ROWS]
     return np.asarray(100 * np.exp(np.median(launches.reshape(len(launches), EARLIER, FIRST), axis=2)))
 
 
 def real(count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, seed: int = 1) -> Nights:
-    """Real launches, none twice in a night: the launches of one case, each as a fraction of the median of its record,
-    are dealt out anew every night into a baseline and what is left. There are few cases, so nights are much alike."""
+    """Real launches, each at most once in a night.
+
+    Every night, the launches of one case are shuffled and split into a baseline and a rest. Each launch is a fraction
+    of the median of its record. There are few cases, so the nights are similar.
+    """
     rng = np.random.default_rng(seed)
     decks: dict[str, list[float]] = {}
     bound = {trace.case: int(trace.host_bound) for trace in traces}

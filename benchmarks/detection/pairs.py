@@ -1,9 +1,9 @@
-"""What `--against` finds, and how often it is wrong: the table of docs/ab.md.
+"""What `--against` detects, and how often it is wrong: the table of docs/ab.md.
 
     python -m benchmarks.detection.pairs [--quick]
 
-Runs of launches in the order in which they were started, each judged twice by the plugin's own code: in pairs, the two
-sides taking turns, and as a baseline of five launches followed by those of a night.
+The runs contain launches in their order of start. The plugin's own code judges each run twice: in pairs, with both
+sides taking turns, and as a baseline of five launches followed by the launches of a night.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ STORED = 5
 SLOWER = (0.02, 0.05, 0.10, 0.20)
 
 Runs = Callable[[int, int], Floats]
-"""Logarithms of so many runs of so many launches, in the order in which they were started."""
+"""A function that returns logarithms of this number of runs with this number of launches each, in order of start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Shares of the runs: red, noisy, and where the 95 % interval held the truth; launches started, on average."""
+    """Shares of the runs that are red, that are noisy, and whose 95 % interval contains the truth; and the mean number
+    of launches."""
 
     runs: int
     red: float
@@ -44,12 +45,12 @@ class Calls:
 
 
 def turns(launches: int) -> NDArray[np.bool_]:
-    """Which launches are this side's: A B B A A B B A …"""
+    """Which launches belong to this side: A B B A A B B A …"""
     return np.arange(launches) % 4 % 3 > 0
 
 
 def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
-    """Nothing is known of the noise beforehand, as where nothing is stored."""
+    """Judge the launches in pairs, without earlier knowledge of the noise, as without stored results."""
     launches = runs.shape[1] // 2 * 2
     now = turns(launches)
     ms = 100 * np.exp(runs[:, :launches] + np.log1p(slower) * now)
@@ -67,7 +68,7 @@ def _night(before: list[float], now: list[float], policy: Policy) -> tuple[Chang
 
 
 def stored(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
-    """Noise is learned from the baselines of all runs, as of one suite."""
+    """Judge against stored launches. The noise is learned from the baselines of all runs, as within one suite."""
     before, now = 100 * np.exp(runs[:, :STORED]), 100 * (1 + slower) * np.exp(runs[:, STORED : STORED + FIRST + MORE])
     calls = ours(Nights(before=before, now=now, group=np.zeros(len(runs), dtype=int), truth=slower), error=error)
     return _calls(calls.changes, (STORED + calls.spent).tolist(), slower)
@@ -86,8 +87,11 @@ def _calls(changes: Sequence[Change], launches: Sequence[int], slower: float) ->
 
 
 def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float = 0.0) -> Runs:
-    """Synthetic. ``drift``: every launch is slower than the last by this much. ``wander``: standard deviation of what
-    else it changes by, for good, from one to the next."""
+    """Synthetic runs.
+
+    ``drift`` is the slowdown of each launch against the previous one. ``wander`` is the standard deviation of a random,
+    lasting change from one launch to the next.
+    """
 
     def runs(count: int, launches: int) -> Floats:
         rng = np.random.default_rng(1)
@@ -99,7 +103,7 @@ def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float 
 
 
 def recorded(traces: Sequence[Trace]) -> Runs:
-    """Real launches in the order in which they ran, forwards and backwards, from every start that leaves enough."""
+    """Real launches in their order of start, forwards and backwards, from every start with enough launches after it."""
 
     def runs(count: int, launches: int) -> Floats:
         long = [np.log(trace.values) for trace in traces if trace.metric == "step_ms" and len(trace.values) >= launches]
@@ -124,7 +128,7 @@ LAUNCHES = 2 * (FIRST + MORE)
 
 
 def table(worlds: dict[str, Runs], *, launches: int, quiet: int, slow: int) -> str:
-    """For each world a line for each way of judging."""
+    """Two lines for each world, one for each way of judging."""
     ways = {"in turns": in_pairs, "stored": stored}
     lines = []
     for name, runs in worlds.items():
@@ -147,7 +151,7 @@ def _share(calls: Calls) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of the runs")
+    parser.add_argument("--quick", action="store_true", help="replay a fiftieth of the runs")
     scale = 0.02 if parser.parse_args().quick else 1.0
     print(table(WORLDS, launches=LAUNCHES, quiet=round(20_000 * scale), slow=round(2_000 * scale)), end="\n\n")
     real = {"real launches on 2 busy CPU cores": recorded(read())}

@@ -1,10 +1,10 @@
-"""Launch traces: real figures of launches between which nothing changed, one CSV a kind of hardware.
+"""Launch traces: real figures of launches without a change between them, one CSV for each kind of hardware.
 
     python -m benchmarks.detection.traces baselines/h200-sxm-141gb results/night-1 > traces/h200-sxm-141gb.csv
 
-writes the trace of every record in those folders (baselines, or what ``--results`` wrote with ``--confirm 0``: rows
-that were given more launches because they looked slow are no fair sample). Only launches of one record belong together:
-between records the code or the machine may differ.
+This command writes the trace of every record in those folders. The folders are baselines, or were written by
+``--results`` with ``--confirm 0``: rows that got more launches because they looked slow would be a biased sample. Only
+launches of one record belong together, because code or machine may differ between records.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pytest_trainbench.schema.record import Record, read_record
 FOLDER = Path(__file__).parent / "traces"
 
 COLUMNS = ("machine", "recorded", "case", "host_bound", "metric", "launch", "value", "steps", "step_noise")
-"""value: the launch's figure in the metric's unit. steps, step_noise: of its steady window, how many steps and their
-relative standard deviation; empty for a metric that is not read from the steps. host_bound: 1, 0, or empty where it was
-not measured."""
+"""Columns of the CSV. ``value`` is the launch's figure in the metric's unit. ``steps`` and ``step_noise`` are the
+number of steps in its steady window and their relative standard deviation; both are empty for a metric that does not
+come from steps. ``host_bound`` is 1, 0, or empty if not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One metric of one record: the figures of its launches. ``hardware`` is the name of the file."""
+    """One metric of one record, with the figures of its launches. ``hardware`` is the name of the file."""
 
     hardware: str
     machine: str
@@ -41,7 +41,8 @@ class Trace:
 
 
 def read(folder: Path = FOLDER) -> list[Trace]:
-    """All stored traces with at least two launches. A case that was host-bound in any record is in all."""
+    """All stored traces with at least two launches. A case that is host-bound in any record counts as host-bound in
+    all."""
     found: dict[tuple[str, str, str, str, str], list[dict[str, str]]] = {}
     bound: set[str] = set()
     for path in sorted(folder.glob("*.csv")):
