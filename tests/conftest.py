@@ -18,6 +18,15 @@ def pytest_configure(config: pytest.Config) -> None:
     ranks.MODULES = config.getini("trainbench_preload")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run on several processes, those of a file stay on one of them, and so do all files that train: what
+    the ranks import takes ten seconds a process."""
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        trains = any(one is ranks or one is ranks.train for one in vars(item.module).values())
+        item.add_marker(pytest.mark.xdist_group("ranks" if trains else item.module.__name__))
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A user's repository with one step builder and one test."""
@@ -41,6 +50,13 @@ def saved(project: pytest.Pytester) -> pytest.Pytester:
     for path, text in BASELINES.items():
         (project.path / path).parent.mkdir(parents=True, exist_ok=True)
         (project.path / path).write_text(text)
+    return project
+
+
+@pytest.fixture
+def replayed(project: pytest.Pytester) -> pytest.Pytester:
+    """A project with a baseline, both of launches that are replayed."""
+    assert own_project.replay(project, "--save-baseline", "--launches", "1").ret == 0
     return project
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_mine(bench, mesh):
 
 def pytest_run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
     return project.runpytest_subprocess("--hw", "cpu", *args)
+
+
+def replay(project: pytest.Pytester, *args: str, step_ms: float = 8.0) -> pytest.RunResult:
+    """The same where ``replayed.py`` stands in for ranks: for tests of what a run says. Its step needs no torch."""
+    if (project.path / "my_steps.py").exists():
+        project.makepyfile(my_steps="def my_step(mesh, *, width): ...")
+    path = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+        environ.setenv("PYTEST_PLUGINS", "replayed")
+        environ.setenv("REPLAYED_STEP_MS", f"{step_ms}")
+        return pytest_run(project, *args)
 
 
 def stored(project: pytest.Pytester) -> list[Path]:

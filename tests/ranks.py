@@ -59,8 +59,8 @@ def job(
     builder: str,
     *,
     mesh: str = "dp1",
-    warmup: int = 6,
-    steps: int = 6,
+    warmup: int = 4,
+    steps: int = 4,
     limit_s: float = 300.0,
     reference_steps: int | None = None,
     **params: Any,
@@ -96,10 +96,9 @@ def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> LaunchR
     one = job(folder, builder, **how)
     key = one.case.mesh.world_size, apart
     preload()
-    with TURN:
-        if key not in CREWS or CREWS[key].ended:
-            CREWS[key] = Crew(one.case.mesh.world_size)
-        return CREWS[key].run(one)
+    if key not in CREWS or CREWS[key].ended:
+        CREWS[key] = Crew(one.case.mesh.world_size)
+    return CREWS[key].run(one)
 
 
 def printed(program: str, to: Path) -> str:

@@ -107,7 +107,7 @@ def test_local_sgd_is_plain_ddp_at_first_and_its_replicas_are_equal_after_every_
     equal = {}
     for steps in (begins + 2 * period, begins + 2 * period + 1):
         how: dict[str, Any] = {"strategy": "local-sgd", "precision": "fp32", **WORK}
-        ended = ranks.train(tmp_path / str(steps), BUILDER, mesh="dp2", steps=steps - 6, **how)
+        ended = ranks.train(tmp_path / str(steps), BUILDER, mesh="dp2", warmup=6, steps=steps - 6, **how)
         losses = launched(ended).losses
         equal[steps] = ended.traces[0].digest_after == ended.traces[1].digest_after
         # The first step on their own is the first whose parameters no average has seen.

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from own_project import STEP, TEST, pytest_run, stored
+from own_project import STEP, TEST, pytest_run, replay, stored
 from samples import failed, record
 
 import pytest_trainbench
@@ -27,17 +27,17 @@ def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
 ) -> None:
     monkeypatch.setenv("CI", ci)
-    result = pytest_run(project, "--launches", "1", "--report-md", "report.md")
+    result = replay(project, "--launches", "1", "--report-md", "report.md")
     assert result.ret == code
     result.stdout.fnmatch_lines([NO_BASELINE])
     assert ("<details open><summary>no-baseline: mine:" in (project.path / "report.md").read_text()) == bool(code)
 
 
-def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(saved: pytest.Pytester) -> None:
-    edit(saved, launches=record(failed("oom")).to_json()["launches"])
+def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(replayed: pytest.Pytester) -> None:
+    edit(replayed, launches=record(failed("oom")).to_json()["launches"])
     strict = ["--launches", "1", "--history", "kept", "--fail-on-improvement", "--report-md", "report.md"]
-    assert pytest_run(saved, *strict).ret == 1
-    result = pytest_run(saved, *strict)
+    assert replay(replayed, *strict).ret == 1
+    result = replay(replayed, *strict)
     assert result.ret == 1
     red = [
         "improvement: mine: fits in memory where the baseline did not",
@@ -45,14 +45,14 @@ def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(sav
         "  accept    python -m pytest test_it.py::test_mine *--save-baseline",
     ]
     result.stdout.fnmatch_lines(red)
-    said = (saved.path / "report.md").read_text().splitlines()
+    said = (replayed.path / "report.md").read_text().splitlines()
     pytest.LineMatcher(said).fnmatch_lines([f"<details open><summary>{red[0]}</summary>", *red])
 
 
-def test_a_renamed_test_keeps_its_baseline(saved: pytest.Pytester) -> None:
-    (saved.path / "test_it.py").rename(saved.path / "test_renamed.py")
-    (saved.path / "test_renamed.py").write_text(TEST.replace("test_mine", "test_yours"))
-    result = pytest_run(saved, "--launches", "1")
+def test_a_renamed_test_keeps_its_baseline(replayed: pytest.Pytester) -> None:
+    (replayed.path / "test_it.py").rename(replayed.path / "test_renamed.py")
+    (replayed.path / "test_renamed.py").write_text(TEST.replace("test_mine", "test_yours"))
+    result = replay(replayed, "--launches", "1")
     result.stdout.fnmatch_lines(["yours * ?[0-9]*% *≥*"])
     result.stdout.no_fnmatch_line("*no-baseline*")
 
@@ -66,19 +66,19 @@ def test_a_renamed_test_keeps_its_baseline(saved: pytest.Pytester) -> None:
     ids=["another parameter", "another number of devices"],
 )
 def test_another_case_has_no_baseline(
-    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str, apart: str
+    replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str, apart: str
 ) -> None:
     """One that is called the same is named with what is apart: nobody forgot to store it."""
     monkeypatch.setenv("CI", "true")
-    saved.makepyfile(test_it=TEST.replace(before, after))
-    result = pytest_run(saved, "--launches", "1")
+    replayed.makepyfile(test_it=TEST.replace(before, after))
+    result = replay(replayed, "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"{NO_BASELINE}; the stored mine is another case: {apart}"])
 
 
-def test_a_baseline_of_another_device_does_not_compare(saved: pytest.Pytester) -> None:
-    edit(saved, environment={"must_match": {"device": "NVIDIA H200"}, "suspects": {}, "machine": ""})
-    result = pytest_run(saved, "--launches", "1")
+def test_a_baseline_of_another_device_does_not_compare(replayed: pytest.Pytester) -> None:
+    edit(replayed, environment={"must_match": {"device": "NVIDIA H200"}, "suspects": {}, "machine": ""})
+    result = replay(replayed, "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         ["incomparable: mine: the baseline is of other conditions: device was NVIDIA H200, is *"]
@@ -94,23 +94,23 @@ def test_a_case_that_was_edited_to_do_less_is_not_faster(saved: pytest.Pytester)
     )
 
 
-def test_an_edited_baseline_is_refused_in_one_sentence(saved: pytest.Pytester) -> None:
-    (path,) = stored(saved)
+def test_an_edited_baseline_is_refused_in_one_sentence(replayed: pytest.Pytester) -> None:
+    (path,) = stored(replayed)
     path.write_text(path.read_text().replace('"width": 16', '"width": 17'))
-    result = pytest_run(saved, "--launches", "1")
+    result = replay(replayed, "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*cannot be read as a record: its id*it was edited by hand*"])
 
 
-def test_a_baseline_that_is_too_old_is_said(saved: pytest.Pytester) -> None:
-    edit(saved, created="2020-01-02T03:04:05+00:00")
-    pytest_run(saved, "--launches", "1").stdout.fnmatch_lines(
+def test_a_baseline_that_is_too_old_is_said(replayed: pytest.Pytester) -> None:
+    edit(replayed, created="2020-01-02T03:04:05+00:00")
+    replay(replayed, "--launches", "1").stdout.fnmatch_lines(
         ["stale baseline: mine: it is more than 90 days old; --save-baseline makes a new one"]
     )
 
 
-def test_an_empty_history_is_said(saved: pytest.Pytester) -> None:
-    pytest_run(saved, "--launches", "1", "--history", "kept").stdout.fnmatch_lines(
+def test_an_empty_history_is_said(replayed: pytest.Pytester) -> None:
+    replay(replayed, "--launches", "1", "--history", "kept").stdout.fnmatch_lines(
         ["history: 1 night of these rows on this machine; a drift can be seen from 13 on (kept/test_an_*-????????)"]
     )
 
@@ -155,7 +155,7 @@ def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
     else:
         project.makepyfile(test_it=TEST + "    assert mesh.dp == 3, 'planted'\n")
     kept = ["--junit-xml", "junit.xml", "--report-md", "r.md", "--history", "kept"]
-    result = pytest_run(project, "--launches", "1", "--confirm", "0", *options, *kept)
+    result = replay(project, "--launches", "1", "--confirm", "0", *options, *kept)
     assert result.ret == 1
     assert pytest_trainbench.load_history(project.path / "kept")["outcome"].tolist() == ["invalid"]
     result.stdout.fnmatch_lines(["*= trainbench: 1 invalid =*", "mine *invalid"])
@@ -202,6 +202,6 @@ def test_where_nothing_could_be_measured_ci_is_red(
     project.makepyfile(
         test_it="import pytest\n\n@pytest.mark.mesh(dp=8)\ndef test_mine(bench, mesh):\n    raise AssertionError\n"
     )
-    result = pytest_run(project)
+    result = replay(project)
     assert result.ret == code
     result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])

@@ -24,18 +24,17 @@ from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.record import Launch
 
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
-STEPS = {"warmup": 4, "steps": 4}  # nine in all: on two cores one of four ranks of DTensors takes half a second
 BUILDER = "bench_tests.steps.parallel:parallel_step"
 
 
 def train(folder: Path, *, builder: str = BUILDER, **case: str) -> Launch:
     # Megatron-Core keeps its groups to itself, and on a CPU it replaces methods of every tensor.
     apart = "megatron" if case["engine"] == "megatron" else ""
-    return launched(ranks.train(folder, builder, apart=apart, **{**WORK, **STEPS, **case}))
+    return launched(ranks.train(folder, builder, apart=apart, **{**WORK, **case}))
 
 
 def train_wrong(folder: Path, fault: str, **case: str) -> Launch:
-    return launched(start(folder, f"wrong_steps:{fault}", **{**WORK, **STEPS, "engine": "torch", **case}))
+    return launched(start(folder, f"wrong_steps:{fault}", **{**WORK, "engine": "torch", **case}))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from datetime import datetime, timedelta
 
 import pytest
-from own_project import STEP, TEST, pytest_run, stored
+from own_project import STEP, TEST, pytest_run, replay, stored
 from test_launch import wait_until_gone
 
 import pytest_trainbench
@@ -49,7 +49,7 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
 
 def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
     """So sure that this test's own machine is never red; nothing is found then either, and that is said."""
-    result = pytest_run(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")
+    result = replay(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
@@ -65,7 +65,7 @@ def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
 
 
 def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> None:
-    result = pytest_run(project, "--launches", "1", "--task-samples", "1000000", "--price", "2.5usd")
+    result = replay(project, "--launches", "1", "--task-samples", "1000000", "--price", "2.5usd")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
@@ -111,7 +111,7 @@ def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(
     nightly = ["--launches", "1", "--run-timeout=500", "--confirm=0", "--night-error", "1%"]
     files = ["--results", "out", "--report-md", "summary.md", "--junit-xml=junit.xml"]
     monkeypatch.setenv("CI", "true")
-    result = pytest_run(project, "-k", "mine", *nightly, *files)
+    result = replay(project, "-k", "mine", *nightly, *files)
     (accept,) = (line.split(maxsplit=1)[1] for line in result.outlines if line.startswith("  accept "))
     kept = accept.partition("test_it.py::test_mine ")[2]
     assert re.sub(r" ?-p \S+| ?--basetemp=\S+", "", kept).strip() == (
@@ -125,7 +125,7 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
     project.makeconftest("def pytest_addoption(parser):\n    parser.addoption('--size', default='s')")
     monkeypatch.setenv("CI", "true")
     monkeypatch.chdir(project.mkdir("below"))
-    result = pytest_run(project, "../test_it.py", "--size", "large", "--launches", "1")
+    result = replay(project, "../test_it.py", "--size", "large", "--launches", "1")
     result.stdout.fnmatch_lines(["  accept    python -m pytest ../test_it.py::test_mine *--size large --save-baseline"])
 
 
@@ -136,7 +136,7 @@ def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
     monkeypatch.setenv("CI", "true")
     project.mkdir("mine")
     (project.path / "test_it.py").rename(project.path / "mine" / "test_it.py")
-    result = pytest_run(project, "mine", "-k", "mine", "--launches", "1")
+    result = replay(project, "mine", "-k", "mine", "--launches", "1")
     result.stdout.fnmatch_lines(["  accept    python -m pytest mine/test_it.py::test_mine *-k mine --save-baseline"])
 
 
@@ -159,11 +159,11 @@ def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -
             bench(my_step, mesh=mesh, width=9)
         """
     )
-    result = pytest_run(project, "test_cut.py", "--launches", "1", "--report-md", "report.md")
+    result = replay(project, "test_cut.py", "--launches", "1", "--report-md", "report.md")
     said = "1 no-baseline; the run was cut off: 2 of 3 have no result"
     result.stdout.fnmatch_lines([f"*trainbench: {said}*"])
     assert (project.path / "report.md").read_text().startswith(f"## Training benchmark: {said}\n")
-    result = pytest_run(project, "test_cut.py", "-k", "second", "--report-md", "second.md")
+    result = replay(project, "test_cut.py", "-k", "second", "--report-md", "second.md")
     said = "the run was cut off: 1 of 1 have no result"
     assert (project.path / "second.md").read_text().startswith(f"## Training benchmark: {said}\n")
 
@@ -193,7 +193,7 @@ def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> No
             raise AssertionError("not reached")
         """
     )
-    result = pytest_run(project, "-rs")
+    result = replay(project, "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
 
@@ -219,7 +219,7 @@ def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_non
         def test_plain(): ...
         """
     )
-    result = pytest_run(project)
+    result = replay(project)
     result.assert_outcomes(skipped=4)
     result.stdout.fnmatch_lines(
         [
@@ -272,7 +272,7 @@ def test_a_case_that_fails_before_it_is_measured_is_a_row_of_the_report_too(proj
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
 def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str) -> None:
     project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")
-    result = pytest_run(project)
+    result = replay(project)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*@pytest.mark.mesh(dp=2, tp=2)" if "=" not in mark else "*dpp*"])
 
@@ -286,21 +286,20 @@ def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: s
 )
 def test_a_gate_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str, said: str) -> None:
     project.makepyfile(test_it=TEST.replace("def test", f"import pytest\n@pytest.mark.gate({mark})\ndef test"))
-    result = pytest_run(project)
+    result = replay(project)
     assert result.ret == 1
     result.stdout.fnmatch_lines([said])
     assert result.stdout.str().count("launch") < 2  # nothing was started for it
 
 
-def test_a_test_has_limits_of_its_own(saved: pytest.Pytester) -> None:
+def test_a_test_has_limits_of_its_own(replayed: pytest.Pytester) -> None:
     """Three times as slow, and said; the nearer of two markers holds."""
-    saved.makepyfile(
-        my_steps=STEP.format(slow=" * 4"),
+    replayed.makepyfile(
         test_it="import pytest\n"
         + TEST.replace("def test", '@pytest.mark.gate("step_ms", floor=9, tolerance=99)\ndef test')
         + '\npytestmark = pytest.mark.gate("step_ms", floor=0.01)\n',
     )
-    result = pytest_run(saved, "--launches", "2", "--confirm", "2")
+    result = replay(replayed, "--launches", "2", "--confirm", "2", step_ms=32.0)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["mine *−* ok"])
 
@@ -337,7 +336,7 @@ def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -
     project.makeconftest(
         f"from pytest_trainbench.store import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n"
     )
-    result = pytest_run(project, "--save-baseline", "--launches", "1")
+    result = replay(project, "--save-baseline", "--launches", "1")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*= trainbench: 1 crash =*", "mine *crash"])
 
@@ -351,31 +350,31 @@ def test_a_run_that_finds_all_of_it_done_has_measured_enough() -> None:
     assert not _all_skipped([skipped("needs 8 devices"), Row(label="two", verdict=Verdict(outcome="ok"))])
 
 
-def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(saved: pytest.Pytester) -> None:
-    before = {path: path.read_text() for path in stored(saved)}
-    with (saved.path / "test_it.py").open("a") as test:
+def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(replayed: pytest.Pytester) -> None:
+    before = {path: path.read_text() for path in stored(replayed)}
+    with (replayed.path / "test_it.py").open("a") as test:
         test.write("\ndef test_wider(bench, mesh):\n    bench(my_step, mesh=mesh, plan=Plan(max_steps=20), width=32)\n")
-    result = pytest_run(saved, "--missing", "--save-baseline", "--launches", "1")
+    result = replay(replayed, "--missing", "--save-baseline", "--launches", "1")
     result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines_random(["skipped: mine: it has a baseline (--missing)", "saved wider: *, new*"])
-    assert len(stored(saved)) == 2
-    assert before.items() <= {path: path.read_text() for path in stored(saved)}.items()
+    assert len(stored(replayed)) == 2
+    assert before.items() <= {path: path.read_text() for path in stored(replayed)}.items()
 
 
 def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
-    result = pytest_run(project, "--launches", "0")
+    result = replay(project, "--launches", "0")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["ERROR: --launches=0 cannot be used: it must be a whole number above 0"])
 
 
-def test_a_broken_baseline_is_one_sentence_and_an_outcome(saved: pytest.Pytester) -> None:
-    (path,) = stored(saved)
+def test_a_broken_baseline_is_one_sentence_and_an_outcome(replayed: pytest.Pytester) -> None:
+    (path,) = stored(replayed)
     path.write_text("<<<<<<< HEAD\n")
-    result = pytest_run(saved, "--junit-xml", "junit.xml")
+    result = replay(replayed, "--junit-xml", "junit.xml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["invalid: mine: *.json cannot be read as a record: *; --save-baseline writes it anew"])
     result.stdout.no_fnmatch_line("*another exception*")
-    assert 'name="trainbench_outcome" value="invalid"' in (saved.path / "junit.xml").read_text()
+    assert 'name="trainbench_outcome" value="invalid"' in (replayed.path / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -388,10 +387,10 @@ def test_a_broken_baseline_is_one_sentence_and_an_outcome(saved: pytest.Pytester
 def test_what_cannot_be_written_is_said_before_anything_is_measured(
     project: pytest.Pytester, arguments: list[str], said: str
 ) -> None:
-    result = pytest_run(project, *arguments)
+    result = replay(project, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
-    assert pytest_run(project, "--collect-only", *arguments).ret == 0
+    assert replay(project, "--collect-only", *arguments).ret == 0
 
 
 def test_a_session_that_needs_no_ranks_leaves_nothing_that_goes_on_importing(project: pytest.Pytester) -> None:
@@ -435,7 +434,7 @@ def test_step_times_reach_pytest_benchmark_beside_what_a_test_asks_it_for(projec
         plan = "Plan(min_steps=20, max_steps=20)"
         test.write(f"\nimport time, pytest\n\n{marker}\ndef test_marked(bench, mesh):\n")
         test.write(f"    bench(my_step, mesh=mesh, plan={plan}, width=32)\n")
-    result = pytest_run(project, "--benchmark-json", "bm.json", "--launches", "2")
+    result = replay(project, "--benchmark-json", "bm.json", "--launches", "2")
     assert result.ret == 0
     entries = json.loads((project.path / "bm.json").read_text())["benchmarks"]
     assert [(entry["name"], entry["group"]) for entry in entries] == [("test_mine", None), ("test_marked", "wide")]
@@ -486,31 +485,31 @@ def test_ranks_start_though_a_module_cannot_be_imported_ahead_of_time(project: p
 
 
 def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
-    result = pytest_run(project, "-p", "no:benchmark", "--launches", "1")
+    result = replay(project, "-p", "no:benchmark", "--launches", "1")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*"])
 
 
 def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
-    pytest_run(project, "--report-md", "summary.md", "--launches", "1")
+    replay(project, "--report-md", "summary.md", "--launches", "1")
     text = (project.path / "summary.md").read_text()
     assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
 
 
 def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
-    saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pytest's root is then what all paths on the command line share, those of another plugin's options too."""
-    (saved.path / "tox.ini").unlink()
-    project = saved.mkdir("project")
+    (replayed.path / "tox.ini").unlink()
+    project = replayed.mkdir("project")
     for path in ("baselines", "my_steps.py", "test_it.py"):
-        (saved.path / path).rename(project / path)
-    saved.mkdir("elsewhere")
+        (replayed.path / path).rename(project / path)
+    replayed.mkdir("elsewhere")
     monkeypatch.chdir(project)
-    result = pytest_run(saved, "test_it.py", "--launches", "1", "--benchmark-storage", "../elsewhere")
-    took = f"pytest found no ini file, and took {saved.path} for the project's root"
+    result = replay(replayed, "test_it.py", "--launches", "1", "--benchmark-storage", "../elsewhere")
+    took = f"pytest found no ini file, and took {replayed.path} for the project's root"
     result.stdout.fnmatch_lines([f"trainbench: *; 0 baselines in * ({took}); *"])
-    result = pytest_run(saved, "test_it.py", "--launches", "1")
+    result = replay(replayed, "test_it.py", "--launches", "1")
     result.stdout.fnmatch_lines(["trainbench: *; 1 baseline in baselines/cpu-*; launches of each case: 1"])
 
 
@@ -520,34 +519,34 @@ def test_projects_that_share_a_history_and_have_cases_of_one_name_do_not_see_eac
     """What is red in the one was green in the other, and that says nothing."""
     monkeypatch.setenv("CI", "true")
     shared = f"--history={project.path / 'kept'}"
-    assert pytest_run(project, "--save-baseline", "--launches", "1", shared).ret == 0
+    assert replay(project, "--save-baseline", "--launches", "1", shared).ret == 0
     other = project.mkdir("other")
     for name in ("tox.ini", "my_steps.py", "test_it.py"):
         (project.path / name).rename(other / name)
     monkeypatch.chdir(other)
-    red = pytest_run(project, "--launches", "1", shared)
+    red = replay(project, "--launches", "1", shared)
     red.stdout.fnmatch_lines(["no-baseline: mine: *", "history: 1 night of these rows *"])
     red.stdout.no_fnmatch_line("  since *")
     assert pytest_trainbench.load_history(project.path / "kept")["project"].nunique() == 2
-    again = pytest_run(project, "--launches", "1", shared)
+    again = replay(project, "--launches", "1", shared)
     again.stdout.fnmatch_lines(["  since     20* UTC, 2 runs in a row*"])
 
 
 def test_runs_that_an_older_version_kept_are_named_once_and_do_not_count(project: pytest.Pytester) -> None:
     """They may be of another project whose cases have the same names."""
-    pytest_run(project, "--launches", "1", "--history", "kept")
+    replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     old = project.path / "kept" / first.parent.name / first.name
     old.parent.mkdir()
     first.rename(old)
-    said = pytest_run(project, "--launches", "1", "--history", "kept").stdout
+    said = replay(project, "--launches", "1", "--history", "kept").stdout
     said.fnmatch_lines([f"history: the runs in {old.parent} do not say their project, * type mv *"])
-    pytest_run(project, "--launches", "1", "--history", "kept").stdout.no_fnmatch_line("history: the runs in *")
+    replay(project, "--launches", "1", "--history", "kept").stdout.no_fnmatch_line("history: the runs in *")
 
 
 def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) -> None:
     """The nights before are the first run's, dated back and made faster, then a little slower every time."""
-    pytest_run(project, "--launches", "1", "--history", "kept")
+    replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     text = first.read_text()
     (step_ms,) = re.findall(r'"step_ms": ([\d.]+)', text)
@@ -558,7 +557,7 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
         name = f"{day:%Y%m%dT%H%M%SZ}-{back:08x}.jsonl"
         (first.parent / name).write_text(faster.replace(started.isoformat(), day.isoformat()))
 
-    result = pytest_run(project, "--launches", "1", "--history", "kept", "--report-md", "summary.md")
+    result = replay(project, "--launches", "1", "--history", "kept", "--report-md", "summary.md")
     assert result.ret == 0, "a drift fails no test"
     result.stdout.fnmatch_lines(
         ["drift: mine: step time *% worse since 20* (* nights against * before*)", "history: 1 drift over 26 nights *"]
@@ -569,7 +568,7 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
 
     gate = '@pytest.mark.gate("step_ms", floor=50, tolerance=99)'
     project.makepyfile(test_it="import pytest\n" + TEST.replace("def test", f"{gate}\ndef test"))
-    said = pytest_run(project, "--launches", "1", "--history", "kept").stdout
+    said = replay(project, "--launches", "1", "--history", "kept").stdout
     said.fnmatch_lines(["history: no drift over 26 nights *"])
 
 
@@ -588,14 +587,14 @@ def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project:
             Path("late").touch()
         """
     )
-    result = pytest_run(project, "--launches", "1", "--report-md", "late/report.md")
+    result = replay(project, "--launches", "1", "--report-md", "late/report.md")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*", "report: *late/report.md cannot be written (*)"])
 
 
 def test_a_history_that_cannot_be_kept_stops_no_run(project: pytest.Pytester) -> None:
     (project.path / "kept").write_text("")
-    result = pytest_run(project, "--launches", "1", "--history", "kept")
+    result = replay(project, "--launches", "1", "--history", "kept")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["history: *cannot be written (*); --history DIR names another folder"])
 

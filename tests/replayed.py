@@ -1,0 +1,33 @@
+"""A pytest plugin for runs whose words a test is about: no rank is started, and each launch is one that went well.
+
+Each step of a launch takes ``REPLAYED_STEP_MS``, the time planted by ``--calibrate`` included.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from samples import trace
+
+from pytest_trainbench import runner
+from pytest_trainbench.launch import fork_server
+from pytest_trainbench.launch.result import LaunchResult
+from pytest_trainbench.schema.job import Job
+
+BY_HAND = "torchrun --nproc-per-node {} -m pytest_trainbench.rank.worker {}/job.json"
+
+
+def launch(job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
+    """What the ranks of ``own_project``'s step left on a machine with nothing else to do."""
+    ranks = job.case.mesh.world_size
+    step_ms = [float(os.environ["REPLAYED_STEP_MS"]) + job.delay_ms] * 20
+    traces = tuple(
+        trace(rank, step_ms=step_ms, samples=32 * ranks, tokens=None, flops=None, flops_counted=None, dtype="fp32")
+        for rank in range(ranks)
+    )
+    return LaunchResult(traces=traces, by_hand=BY_HAND.format(ranks, job.folder))
+
+
+runner.launch = launch
+fork_server.start_fork_server = lambda modules: None
