@@ -79,7 +79,7 @@ def test_the_timed_steps_and_no_others_are_counted(
     monkeypatch.setattr(energy, "counter_of", lambda device: lambda: runs * 3.0)
     plan = Plan(warmup=5, min_steps=12, max_steps=12)
     step = Step(run=run, samples=1, parameters=list, devices=devices)
-    timing = measure.run(step, plan, CPU, slowest=lambda value: value, phase=lambda _: None)
+    timing = measure.run(step, plan, CPU, trace=trace(), slowest=lambda value: value, phase=lambda _: None)
     assert timing.energy_j == taken_j
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from samples import trace
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 from pytest_trainbench.rank import measure
-from pytest_trainbench.rank.measure import Timing, digest
+from pytest_trainbench.rank.measure import digest
 from pytest_trainbench.schema.plan import Plan
+from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
 
 CPU = torch.device("cpu")
@@ -68,10 +70,10 @@ def training(counts_flops: bool = True) -> Step:
     return Step(run=run, samples=16, flops=flops, counts_flops=counts_flops, parameters=model.parameters)
 
 
-def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tuple[Timing, list[str]]:
+def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tuple[Trace, list[str]]:
     """Where the slowest rank says 50 ms, ten steps fill the window of :data:`QUICK`."""
     phases: list[str] = []
-    return measure.run(step, QUICK, CPU, slowest=slowest, phase=phases.append), phases
+    return measure.run(step, QUICK, CPU, trace=trace(), slowest=slowest, phase=phases.append), phases
 
 
 def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one() -> None:
@@ -159,7 +161,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
     monkeypatch.setattr(measure, "clock_of", lambda _: Clock(log, *range(100)))
     plan = Plan(warmup=warmup, window_s=0.11, min_steps=2, max_steps=50)
     seen = Step(run=step, samples=1, parameters=tuple)
-    assert measure.run(seen, plan, CPU, slowest=slowest, phase=log.append).step_ms == [1.0] * 4
+    assert measure.run(seen, plan, CPU, trace=trace(), slowest=slowest, phase=log.append).step_ms == [1.0] * 4
     assert log == [
         *["counting FLOPs", "run", "warming up", *["run"] * (warmup - 4)],
         *["synchronize", "run", "run", "run", "synchronize", "slowest 0.030"],

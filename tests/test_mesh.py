@@ -9,8 +9,8 @@ import pytest
 from pytest_trainbench.schema.mesh import MeshShape
 
 
-def test_world_size_is_the_product_of_all_axes_but_ep() -> None:
-    assert MeshShape(dp=2, tp=3, pp=5, cp=7, ep=14).world_size == 2 * 3 * 5 * 7
+def test_world_size_is_the_product_of_all_axes() -> None:
+    assert MeshShape(dp=2, tp=3, pp=5, cp=7).world_size == 2 * 3 * 5 * 7
 
 
 def test_axes_run_from_the_outermost_and_leave_out_those_of_one_except_dp() -> None:
@@ -45,7 +45,7 @@ def test_a_rank_outside_has_no_coordinates(rank: int) -> None:
     [
         (MeshShape(), "dp1"),
         (MeshShape(tp=2), "tp2"),
-        (MeshShape(dp=2, tp=2, pp=4, cp=8, ep=16), "dp2-tp2-pp4-cp8-ep16"),
+        (MeshShape(dp=2, tp=2, pp=4, cp=8), "dp2-tp2-pp4-cp8"),
     ],
 )
 def test_its_name_is_parsed_back_to_the_same_shape(shape: MeshShape, name: str) -> None:
@@ -65,14 +65,9 @@ def test_a_degree_is_a_positive_whole_number(degree: object) -> None:
         MeshShape(tp=degree)  # type: ignore[arg-type]
 
 
-def test_experts_spread_over_dp_and_cp() -> None:
-    with pytest.raises(ValueError, match="ep=4 does not divide dp × cp = 6"):
-        MeshShape(dp=3, cp=2, tp=4, ep=4)
-
-
 @pytest.mark.parametrize("text", ["", "dp", "4", "xp2", "dp2-dp2", "dp2_tp2", "dp-2", "DP2"])
 def test_what_is_no_mesh_is_named_with_the_known_axes(text: str) -> None:
-    message = f"{text!r} is no mesh: expected parts such as dp2-tp2, of dp, tp, pp, cp, ep"
+    message = f"{text!r} is no mesh: expected parts such as dp2-tp2, of dp, tp, pp, cp"
     with pytest.raises(ValueError, match=re.escape(message)):
         MeshShape.parse(text)
 

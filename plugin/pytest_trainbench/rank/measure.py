@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,26 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pytest_trainbench.rank import breakdown, energy, flops, host_counters
 from pytest_trainbench.rank.collectives import count_collectives
 from pytest_trainbench.rank.compilations import count_compilations
+from pytest_trainbench.schema.plan import PACE_STEPS, Plan
+from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
 
 if TYPE_CHECKING:
     import torch
-from pytest_trainbench.schema.plan import PACE_STEPS, Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Of one rank; see :class:`pytest_trainbench.schema.record.Trace` for the fields."""
-
-    step_ms: list[float]
-    losses: list[float | None]
-    flops_counted: float | None
-    memory: dict[str, int]
-    energy_j: float | None
-    host: dict[str, float]
-    parts: dict[str, float]
-    collectives: dict[str, dict[str, float]] | None
-    compilations: dict[str, float]
 
 
 def run(
@@ -43,10 +29,12 @@ def run(
     plan: Plan,
     device: torch.device,
     *,
+    trace: Trace,
     slowest: Callable[[float], float],
     phase: Callable[[str], None],
-) -> Timing:
-    """Warm up, decide how many steps to time, time them; then look into a few more.
+) -> Trace:
+    """Warm up, decide how many steps to time, time them; then look into a few more. Returns ``trace`` with what was
+    measured.
 
     ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number
     of steps. ``phase`` is told what begins. Between the first and the last timed step nothing synchronises
@@ -112,7 +100,8 @@ def run(
     phase("profiling")
     found = breakdown.measure(step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0))
 
-    return Timing(
+    return replace(
+        trace,
         step_ms=step_ms,
         losses=[None if loss is None else float(loss) for loss in losses],
         flops_counted=None if counter is None else float(counter.get_total_flops()),

@@ -186,31 +186,6 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     step = build_step(job.case, mesh)
     if job.delay_ms:
         step = replace(step, run=slowed(step.run, job.delay_ms, device))
-    before = measure.digest(step.parameters())
-    if job.reference_steps is None:
-        timing = measure.run(step, job.plan, device, slowest=_slowest(device), phase=phases)
-    else:
-
-        def begin(number: int) -> None:
-            phases(f"training step {number} of {job.reference_steps} of the reference")
-            wind()
-
-        losses = measure.losses(step, job.reference_steps, begin=begin)
-        timing = measure.Timing(
-            step_ms=[],
-            losses=losses,
-            flops_counted=None,
-            memory={},
-            energy_j=None,
-            host={},
-            parts={},
-            collectives=None,
-            compilations={},
-        )
-    phases("checking")
-    if job.moved is not None:
-        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-        check_modules(files, *map(Path, job.moved))
     trace = Trace(
         rank=rank,
         coordinates=shape.coordinates(rank),
@@ -222,11 +197,26 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
         replicated=step.replicated,
         trains=step.trains,
         devices=step.devices,
-        digest_before=before,
+        digest_before=measure.digest(step.parameters()),
+    )
+    if job.reference_steps is None:
+        trace = measure.run(step, job.plan, device, trace=trace, slowest=_slowest(device), phase=phases)
+    else:
+
+        def begin(number: int) -> None:
+            phases(f"training step {number} of {job.reference_steps} of the reference")
+            wind()
+
+        trace = replace(trace, losses=measure.losses(step, job.reference_steps, begin=begin))
+    phases("checking")
+    if job.moved is not None:
+        files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+        check_modules(files, *map(Path, job.moved))
+    trace = replace(
+        trace,
         digest_after=measure.digest(step.parameters()),
         figures=_figures(step) if job.reference_steps is None else {},
         phases_s=dict(phases.seconds),
-        **asdict(timing),
     )
     _note_code(job, rank)
     _write(job.folder / TRACE.format(rank), trace.to_json())

@@ -20,23 +20,18 @@ class MeshShape:
     """Degrees of parallelism; each is a positive integer.
 
     ``dp``, ``tp``, ``pp`` and ``cp`` (data, tensor, pipeline, context parallel) multiply to the world size.
-    ``ep`` (expert parallel) takes no ranks of its own: experts are spread over ``dp × cp``, so it must divide
-    that.
     """
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
     cp: int = 1
-    ep: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
             degree = getattr(self, field.name)
             if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
                 raise ValueError(f"mesh axis {field.name!r} needs a positive whole number, not {degree!r}")
-        if (self.dp * self.cp) % self.ep:
-            raise ValueError(f"ep={self.ep} does not divide dp × cp = {self.dp * self.cp}")
 
     @property
     def world_size(self) -> int:

@@ -22,7 +22,8 @@ LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one rank saw of one launch; written by the rank as JSON.
+    """What one rank saw of one launch; written by the rank as JSON. What has a default is known once it has been
+    measured.
 
     node: which of the launch's machines it ran on, from 0. step_ms: wall time of each timed step (ms), in order.
     losses: of every step from the first, ``None`` where this rank has none. digest_before, digest_after: exact
@@ -39,26 +40,26 @@ class Trace:
     rank: int
     coordinates: dict[str, int]
     node: int
-    step_ms: list[float]
-    losses: list[float | None]
     samples: int
     tokens: int | None
     flops: float | None
-    flops_counted: float | None
     dtype: str
     replicated: bool
     trains: bool
     devices: int
     digest_before: str
-    digest_after: str
-    memory: dict[str, int]
-    parts: dict[str, float]
-    collectives: dict[str, dict[str, float]] | None
-    compilations: dict[str, float]
-    energy_j: float | None
-    host: dict[str, float]
-    figures: dict[str, float]
-    phases_s: dict[str, float]
+    digest_after: str = ""
+    step_ms: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    flops_counted: float | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    collectives: dict[str, dict[str, float]] | None = None
+    compilations: dict[str, float] = field(default_factory=dict)
+    energy_j: float | None = None
+    host: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def compute_ms(self) -> float | None:
