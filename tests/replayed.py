@@ -29,5 +29,5 @@ def launch(job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
     return LaunchResult(traces=traces, by_hand=BY_HAND.format(ranks, job.folder))
 
 
-runner.launch = launch
+runner.launch = launch  # type: ignore[attr-defined, assignment]
 fork_server.start_fork_server = lambda modules: None
