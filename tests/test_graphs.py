@@ -193,10 +193,11 @@ def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     return launched(way(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "precision", "tolerance"),
     [
-        pytest.param("inductor", "fp32", 0.001, marks=pytest.mark.slow),
+        ("inductor", "fp32", 0.001),
         ("ort-all", "fp32", 0.001),
         ("ort-all", "fp16", 0.01),
     ],
