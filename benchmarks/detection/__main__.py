@@ -185,7 +185,8 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
 
     yield f"## Drift of {DRIFT:.1%} a night"
     yield (
-        "How much slower a row with 0.5 % noise was, against one baseline, when it was first red: median, nine in ten."
+        "How much slower a row with 0.5 % noise was, against one baseline, when it was first red: median, 90th"
+        " percentile."
     )
     drifted = [(name, *map(_when, _drift(judge, many(200)))) for name, judge in JUDGES.items() if name != "Otava"]
     columns = ["left", "right", "right"]
@@ -243,8 +244,8 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
 
     yield "## Drift that no single night detects"
     yield (
-        f"Nights until the drift was reported: median, nine in ten. {BEFORE} quiet nights came before. Launches have"
-        " 0.5 % noise, and each night 0.3 % of its own. *Single nights* is the verdict alone, if someone saves the"
+        f"Nights until the drift was reported: median, 90th percentile. {BEFORE} quiet nights came before. Launches"
+        " have 0.5 % noise, and each night 0.3 % of its own. *Single nights* is the verdict alone, if someone saves the"
         f" baseline every {RESAVED} nights; our drift test does not depend on that. *Never*: not in {AFTER} nights."
     )
     lines = []
