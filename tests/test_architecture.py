@@ -19,6 +19,7 @@ LADDER: dict[str, tuple[str, ...]] = {
     "project": ("git", "rootdir", "sources", "name"),
     "hardware": ("catalog", "resolve", "detect", "environment"),
     "rank": (
+        "private",
         "flops",
         "collectives",
         "compilations",
@@ -31,6 +32,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "worker",
     ),
     "launch": (
+        "private",
         "fork_server",
         "preload",
         "ranks",
@@ -225,6 +227,23 @@ def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None
         node.value for node in ast.walk(ast.parse(FILES[module].read_text())) if isinstance(node, ast.Constant)
     }
     assert constants & METRICS.keys() == set()
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_private_parts_of_others_are_behind_shims(module: str) -> None:
+    """Of torch, of pytest and of the standard library: tests/test_private.py says what each is for."""
+    if module.rpartition(".")[2] == "private":
+        return
+    tree = ast.parse(FILES[module].read_text())
+    theirs = {root for root in roots(everywhere(FILES[module].read_text())) if root != "pytest_trainbench"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = ast.unparse(node.value).partition(".")[0]
+            ends_at_once = (owner, node.attr) == ("os", "_exit")  # documented
+            assert ends_at_once or owner not in {*theirs, "reporter", "server"}, ast.unparse(node)
+        for name in imported(node):
+            hidden = [part for part in name.split(".") if part.startswith("_") and not part.startswith("__")]
+            assert name.startswith("pytest_trainbench") or not hidden, name
 
 
 def test_no_file_is_a_drawer_for_everything() -> None:

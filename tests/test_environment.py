@@ -23,7 +23,6 @@ TORCH = SimpleNamespace(
     version=SimpleNamespace(cuda="13.0", hip=None),
     backends=SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91300)),
     cuda=SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 28, 3))),
-    _C=SimpleNamespace(_nccl_version=None),
 )
 
 

@@ -248,7 +248,7 @@ def _torch_versions(torch: Any) -> dict[str, Value | None]:
         except ImportError:
             return {}
     nccl = None
-    if hasattr(torch._C, "_nccl_version"):  # A build without NCCL has no such function, nor a version.
+    with suppress(AttributeError):  # of a build without NCCL
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
     return {
         "torch": str(torch.__version__),

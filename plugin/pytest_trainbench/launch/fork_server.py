@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+from pytest_trainbench.launch.private import fork_server_pid
 from pytest_trainbench.rank import host_counters
 
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
@@ -28,9 +29,7 @@ def start_fork_server(modules: str) -> None:
 
 def end_fork_server() -> None:
     """With what it started. The next launch starts another, which imports nothing ahead of time."""
-    import multiprocessing.forkserver as server
-
-    pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = fork_server_pid()
     for one in reversed(host_counters.family(Path("/"), pid)) if pid is not None else ():
         with contextlib.suppress(OSError):
             os.kill(one, signal.SIGKILL)

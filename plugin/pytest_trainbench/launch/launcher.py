@@ -15,9 +15,9 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 from pytest_trainbench.launch.device_monitor import sampled
+from pytest_trainbench.launch.private import agents_leave_at_once
 from pytest_trainbench.launch.ranks import LocalRanks, kill, size
 from pytest_trainbench.launch.result import LaunchResult, NodeResult, collect, short
 from pytest_trainbench.launch.watchdog import Watchdog, watching
@@ -98,7 +98,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         with (
             _signals_kept(),
             _quiet_agent(),
-            _leaving_at_once(),
+            agents_leave_at_once(),
             watching(watchdog),
             sampled(job, ranks[0]) as devices,
         ):
@@ -131,17 +131,6 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         devices=devices,
         problem=problem,
     )
-
-
-@contextlib.contextmanager
-def _leaving_at_once() -> Iterator[None]:
-    """An agent whose ranks all ended well waits for the other nodes' agents for up to 300 s, and hears no signal
-    meanwhile: it would for one whose ranks failed in their teardown. What it waits for, that its store is not taken
-    away from them, is :mod:`pytest_trainbench.launch.cluster`' care."""
-    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-
-    with mock.patch.object(SimpleElasticAgent, "_exit_barrier", lambda self: None):
-        yield
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import io
 import os
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 from pytest_trainbench.launch.fork_server import PRELOAD_VARIABLE
+from pytest_trainbench.launch.private import cuda_closed, nvml_index
 from pytest_trainbench.rank.host_counters import scattered
 
 
@@ -44,10 +44,7 @@ def no_device() -> Iterator[None]:
     if torch.version.cuda is None:
         yield
         return
-    with (
-        mock.patch.object(torch.cuda, "_lazy_init", refuse),
-        mock.patch.object(torch.cuda, "get_device_capability", _capability),
-    ):
+    with cuda_closed(refuse, _capability):
         yield
 
 
@@ -58,7 +55,7 @@ def _capability(device: Any = None) -> tuple[int, int]:
 
     pynvml.nvmlInit()
     try:
-        index = torch.cuda._get_nvml_device_index(torch.device("cuda", 0) if device is None else device)
+        index = nvml_index(torch.device("cuda", 0) if device is None else device)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(index))
     finally:
         pynvml.nvmlShutdown()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+from pytest_trainbench.rank.private import frame_compilations, graph_breaks
 
 
 def count_compilations() -> dict[str, float]:
     """``graph_breaks`` and ``recompiles`` of this process so far; empty where ``torch.compile`` compiled nothing."""
-    module = sys.modules.get("torch._dynamo.convert_frame")
-    if module is None or not module.FRAME_COMPILE_COUNTER:
+    frames = frame_compilations()
+    if not frames:
         return {}
-    from torch._dynamo.utils import counters
-
-    return {
-        "graph_breaks": float(sum(counters["graph_break"].values())),
-        "recompiles": float(sum(times - 1 for times in module.FRAME_COMPILE_COUNTER.values())),
-    }
+    return {"graph_breaks": float(graph_breaks()), "recompiles": float(sum(times - 1 for times in frames))}

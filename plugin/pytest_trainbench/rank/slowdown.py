@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pytest_trainbench.rank.private import spin
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,13 +24,12 @@ def slowed(
     synchronises, and a step whose host sets the pace may hide it, as it would hide any slower kernel. On a CPU the
     process spins. Raises ``ValueError`` for other devices.
     """
-    import torch
 
     if device.type == "cuda":
         cycles = _cycles(delay_ms, device)
 
         def delay() -> None:
-            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+            spin(cycles)
     elif device.type == "cpu":
 
         def delay() -> None:
@@ -52,7 +53,7 @@ def _cycles(delay_ms: float, device: torch.device) -> int:
     began, ended = (torch.Event(device=device, enable_timing=True) for _ in range(2))
     for _ in range(2):  # the first one may load the kernel
         began.record()
-        torch.cuda._sleep(TRIAL_CYCLES)  # type: ignore[no-untyped-call]
+        spin(TRIAL_CYCLES)
         ended.record()
     torch.accelerator.synchronize(device)
     return round(TRIAL_CYCLES * delay_ms / float(began.elapsed_time(ended)))

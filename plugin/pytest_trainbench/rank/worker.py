@@ -27,13 +27,13 @@ from pytest_trainbench.rank import imported_from, measure
 from pytest_trainbench.rank.imported_from import check_modules
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
 from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
-from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
 
 ALONE_S = 15.0
 """How long a rank may then take to end by itself, if nobody has ended it before."""
