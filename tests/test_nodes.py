@@ -288,7 +288,7 @@ def test_a_node_that_leaves_takes_the_folder_of_its_fork_server_with_it() -> Non
     program = """
 from multiprocessing.util import get_temp_dir
 from pytest_trainbench import nodes
-from pytest_trainbench.launch.launcher import start_fork_server
+from pytest_trainbench.launch.fork_server import start_fork_server
 start_fork_server("")
 print(get_temp_dir(), flush=True)
 nodes._end("the session is over", code=3)

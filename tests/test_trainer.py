@@ -204,7 +204,7 @@ def test_the_counter_sees_the_flops_of_each_ranks_passes(
 
 
 def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
-    done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16)
+    done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16, warmup=6, steps=6)
     assert done.losses == pytest.approx([done.losses[step % 4] for step in range(13)])
     assert sum(done.losses[:4]) / 4 == pytest.approx(plain_losses(1, samples=16)[0])
     assert len(set(done.losses[:4])) == 4
