@@ -57,9 +57,7 @@ def zoo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     # The commit is the same in every test.
     dated = os.environ | {f"GIT_{who}_DATE": "2026-01-02T03:04:05Z" for who in ("AUTHOR", "COMMITTER")}
     for arguments in (["init"], ["add", "zoo"], ["commit", "--message", "first"]):
-        subprocess.run(
-            [*git, *arguments], cwd=pytester.path, env=dated, check=True, capture_output=True
-        )
+        subprocess.run([*git, *arguments], cwd=pytester.path, env=dated, check=True, capture_output=True)
     if not BASELINES:
         assert pytest_run(pytester, "--save-baseline", "--launches", "1").ret == 0
         BASELINES.update({str(path.relative_to(pytester.path)): path.read_text() for path in stored(pytester)})
