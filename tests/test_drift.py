@@ -67,6 +67,7 @@ def run(
     hours: int = 0,
     power_cap_w: int = 700,
     nodes: str = "",
+    code: str = "",
 ) -> Run:
     """The run of one night, with a launch for each step time (ms)."""
     entry = Entry(
@@ -76,6 +77,7 @@ def run(
         baseline=baseline,
         launches=tuple({"step_ms": value} for value in values),
         machine=nodes,
+        code=code,
     )
     return Run(
         path=Path(f"{number}.jsonl"),
@@ -232,8 +234,12 @@ def test_old_nights_are_left_out() -> None:
 def test_a_drift_says_since_when_and_what_differs() -> None:
     values = risen(40, 0.03, after=32)
     history = [
-        *runs(values[:32], commit="a1b2c3"),
-        *[run(number, 100 * math.exp(value), commit="d4e5f6") for number, value in enumerate(values) if number >= 32],
+        *runs(values[:32], commit="a1b2c3", code="1a"),
+        *[
+            run(number, 100 * math.exp(value), commit="d4e5f6", code="2b")
+            for number, value in enumerate(values)
+            if number >= 32
+        ],
     ]
     found = watch(history[:-1], history[-1], night_error=1 / 30)
     (drift,) = found.drifts
@@ -245,11 +251,11 @@ def test_a_drift_says_since_when_and_what_differs() -> None:
         since=date(2026, 10, 3),
         nights_since=8,
         nights_before=32,
-        differs=(("commit", "a1b2c3", "d4e5f6"),),
+        differs=(("your code", "1a", "2b"), ("commit", "a1b2c3", "d4e5f6")),
     )
     assert lines(found, Path("/history")) == [
         f"drift: sharding[zero2-dp4]: step time {drift.change:.1%} worse since 2026-10-03"
-        " (8 nights against 32 before; commit: a1b2c3 → d4e5f6)",
+        " (8 nights against 32 before; your code: 1a → 2b; commit: a1b2c3 → d4e5f6)",
         "a drift is said every night, until it is mended or --save-baseline accepts it",
         "history: 1 drift over 40 nights on this machine",
     ]

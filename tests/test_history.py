@@ -55,6 +55,16 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
+def test_an_entry_has_one_digest_of_its_code_and_an_older_one_none(tmp_path: Path) -> None:
+    one, other = (replace(record(launch()), code={"a.py": digest}) for digest in ("1", "2"))
+    first, second = (Entry.of(each, outcome="ok", baseline="", fails=False) for each in (one, other))
+    assert len(first.code) == len(second.code) == 12 and first.code != second.code
+    tonight = log(tmp_path)
+    tonight.add(first)
+    tonight.path.write_text(tonight.path.read_text().replace(f', "code": "{first.code}"', ""))
+    assert read_run(tonight.path).entries == {first.id: replace(first, code="")}
+
+
 def test_a_case_whose_test_failed_after_it_was_measured_is_no_night_of_it(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)

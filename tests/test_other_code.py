@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -53,8 +54,10 @@ def zoo(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
         (pytester.path / path).parent.mkdir(exist_ok=True)
         (pytester.path / path).write_text(text)
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.com"]
+    # The commit is the same in every test.
+    dated = os.environ | {f"GIT_{who}_DATE": "2026-01-02T03:04:05Z" for who in ("AUTHOR", "COMMITTER")}
     for arguments in (["init"], ["add", "zoo"], ["commit", "--message", "first"]):
-        subprocess.run([*git, *arguments], cwd=pytester.path, check=True, capture_output=True)
+        subprocess.run([*git, *arguments], cwd=pytester.path, env=dated, check=True, capture_output=True)
     if not BASELINES:
         assert pytest_run(pytester, "--save-baseline", "--launches", "1").ret == 0
         BASELINES.update({str(path.relative_to(pytester.path)): path.read_text() for path in stored(pytester)})

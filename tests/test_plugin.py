@@ -473,11 +473,11 @@ def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands
 
 
 def test_ranks_start_though_a_module_cannot_be_imported_ahead_of_time(project: pytest.Pytester) -> None:
-    """Whether one is missing or raises; those after it are there."""
+    """Whether one is missing or raises; those after it are there, and ran in another process than the rank."""
     project.makepyfile(
         raises="raise RuntimeError('planted')",
-        named="",
-        my_steps="import sys; assert 'named' in sys.modules\n" + STEP.format(slow=""),
+        named="import os; RAN_IN = os.getpid()",
+        my_steps="import os, named; assert named.RAN_IN != os.getpid()\n" + STEP.format(slow=""),
         test_it=TEST.replace("from my_steps import my_step", "my_step = 'my_steps:my_step'"),
     )
     result = pytest_run(project, "-o", "trainbench_preload=no_such_module raises named", "--launches", "1")

@@ -57,6 +57,15 @@ def test_a_record_older_than_conditions_has_none(tmp_path: Path) -> None:
     assert read_record(path) == steps(100.0)
 
 
+def test_a_record_older_than_its_code_does_not_say(tmp_path: Path) -> None:
+    path = stored(tmp_path, dataclasses.replace(steps(100.0), code={"a.py": "0123456789ab"}))
+    assert read_record(path).code == {"a.py": "0123456789ab"}
+    data = json.loads(path.read_text())
+    del data["code"]
+    path.write_text(json.dumps(data))
+    assert read_record(path).code == {}
+
+
 def test_storing_twice_changes_nothing(tmp_path: Path) -> None:
     once = stored(tmp_path, steps(100 / 3, 200 / 7, tokens_per_s=1e7 / 3)).read_text()
     assert dump(read_record(tmp_path / "record.json").to_json()) == once

@@ -352,6 +352,28 @@ def suspects(*listed: tuple[str, str, str]) -> list[str]:
     return lines[lines.index("  launches  3 against 3") + 1 : -2]
 
 
+def own_code(then: dict[str, str], now: dict[str, str], **replaced: Any) -> list[str]:
+    """What a red row says of the project's code."""
+    red, before = (dataclasses.replace(one, code=code) for one, code in ((measured(120.0), now), (BASELINE, then)))
+    said = terminal.failure(row(red, before, label="a", **replaced)).splitlines()
+    return [line.removeprefix("  your code ") for line in said if line.startswith("  your code")]
+
+
+def test_a_red_row_says_which_of_its_own_files_are_others() -> None:
+    then = {"a.py": "1", "b.py": "2", "gone.py": "3"}
+    assert own_code(then, {"a.py": "1", "b.py": "9", "new.py": "4"}) == [
+        "3 of 4 files that this step imports differ from the baseline's: b.py, gone.py, new.py"
+    ]
+    assert own_code(then, {**then, "b.py": "9"}, against="main (0123)") == [
+        "1 of 3 files that this step imports differs from main (0123)'s: b.py"
+    ]
+    assert own_code(then, then) == ["all 3 files that this step imports are as for the baseline"]
+    assert own_code({}, then) == ["the baseline does not say which code made it"]
+    assert own_code(then, {}) == [], "of a launch that was killed nobody knows"
+    many = {f"{number}.py": "1" for number in range(8)}
+    assert own_code(many, dict.fromkeys(many, "2"))[0].endswith("'s: 0.py, 1.py, 2.py, 3.py, 4.py, 5.py, and 2 more")
+
+
 def test_where_nothing_differs_that_is_said_too() -> None:
     assert suspects() == ["  differs   nothing that is recorded of the environment"]
 

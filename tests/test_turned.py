@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import cycle
 from pathlib import Path
@@ -76,6 +77,29 @@ def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
     count, first, green, commits = expected
     differs = (("commit", *commits),) if commits else ()
     assert found == Turned(runs=count, first=started(first), green=started(green), differs=differs)
+
+
+@pytest.mark.parametrize(
+    ("codes", "now", "differs"),
+    [
+        (("1a", "2b"), "2b", (("your code", "1a", "2b"),)),
+        (("1a",), "2b", (("your code", "1a", "2b"),)),
+        (("1a", "1a"), "2b", ()),
+        (("", "2b"), "2b", ()),
+    ],
+    ids=["before", "now", "not there", "not known"],
+)
+def test_two_nights_of_one_dirty_commit_may_be_of_other_code(
+    codes: tuple[str, ...], now: str, differs: tuple[tuple[str, str, str], ...]
+) -> None:
+    outcomes = ["ok", "regression"][: len(codes)]
+    dirty = environment("c0+dirty")
+    earlier = [
+        replace(run, environment=dirty, entries={CASE.id: replace(run.entries[CASE.id], code=code)})
+        for run, code in zip(runs(outcomes), codes, strict=True)
+    ]
+    found = turned(earlier, CASE.id, dirty, machine=HERE, code=now)
+    assert found is not None and found.differs == differs
 
 
 @pytest.mark.parametrize(

@@ -135,10 +135,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not session.settings.stale or not any(map(is_case, items)):
         return
     labels = set(session.other_code.labels.values())
-    spared = [item for item in items if not is_case(item) or _label(item) not in labels]
-    session.spared = len(spared)
-    config.hook.pytest_deselected(items=spared)
-    items[:] = [item for item in items if item not in spared]
+    chosen = {item: is_case(item) and _label(item) in labels for item in items}
+    session.spared = list(chosen.values()).count(False)
+    config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
+    items[:] = [item for item in items if chosen[item]]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
