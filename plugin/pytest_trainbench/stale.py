@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_trainbench.project.git import environ
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.store import baseline
 from pytest_trainbench.store.other_code import changed, cut, unsaid
@@ -56,7 +57,8 @@ def left_main(root: Path) -> str:
 def _git(root: Path, *arguments: str) -> bytes | None:
     """What git prints; ``None`` where it fails or is not there."""
     try:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True).stdout
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, env=environ(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
 
