@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from repositories import git, two_commits
 
 from pytest_trainbench.launch.checkout import Checkout, Other, find, import_path
 from pytest_trainbench.project.git import git as plain_git
 from pytest_trainbench.rank.imported_from import check_modules
 
 
-def git(folder: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
-    command = ["git", "-C", str(folder), *who, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """With two commits, ``main~1`` and ``main``."""
-    folder = tmp_path / "repository"
-    (folder / "part").mkdir(parents=True)
-    git(folder, "init")
-    for text in ("old", "new"):
-        (folder / "part" / "mine.py").write_text(text)
-        git(folder, "add", ".")
-        git(folder, "commit", "-m", text)
-    return folder
+    return two_commits(tmp_path / "repository")
 
 
 def script(path: Path, body: str) -> Path:

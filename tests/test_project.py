@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from repositories import git, two_commits
 
 from pytest_trainbench.project.name import project_name, repository_of
 
 
-def git(folder: Path, *arguments: str) -> None:
-    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
-    subprocess.run(["git", "-C", str(folder), *who, *arguments], capture_output=True, check=True)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Without a remote, with two commits and a folder ``part``."""
-    folder = tmp_path / "repository"
-    (folder / "part").mkdir(parents=True)
-    git(folder, "init")
-    for text in ("old", "new"):
-        (folder / "part" / "mine.py").write_text(text)
-        git(folder, "add", ".")
-        git(folder, "commit", "-m", text)
-    return folder
+    return two_commits(tmp_path / "repository")
 
 
 def clone(repository: Path, to: Path, url: str, *options: str) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from own_project import STEP, pytest_run, stored
-from test_against import git
+from repositories import git
 from test_launch import HERE, QUICK
 
 from pytest_trainbench.hardware.resolve import Hardware
