@@ -23,8 +23,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     the ranks import takes ten seconds a process."""
     for item in items:
         assert isinstance(item, pytest.Function)
-        trains = any(one is ranks or one is ranks.train for one in vars(item.module).values())
-        item.add_marker(pytest.mark.xdist_group("ranks" if trains else item.module.__name__))
+        item.add_marker(pytest.mark.xdist_group("ranks" if trains(item) else item.module.__name__))
+
+
+def trains(item: pytest.Item) -> bool:
+    """Whether the tests of the item's file share ranks."""
+    assert isinstance(item, pytest.Function)
+    return any(one is ranks or one is ranks.train for one in vars(item.module).values())
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or not trains(nextitem):
+        ranks.dismiss()
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Ranks that do one job after another in one process group. A test that needs a process of its own starts a launch.
 
 Each job has a model, an optimizer and a trace of its own, as in a launch. Jobs with the same mesh share its
-``DeviceMesh``: torch's DTensor keeps what it has found out about a mesh, groups included, for all equal ones.
+``DeviceMesh``: torch's DTensor keeps what it has found out about a mesh, groups included, for all equal ones. All other
+process groups end with their job. Each gloo group has a thread that wakes up a hundred times a second, and with the
+groups of a hundred jobs the idle ranks kept both cores of a machine busy.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from pytest_trainbench.launch.result import LaunchResult, NodeResult, collect
 from pytest_trainbench.rank import worker
 from pytest_trainbench.schema.job import Job
+
+DESTROY = dist.destroy_process_group
+"""torch's own, which the jobs of a crew do not call."""
 
 GRACE_S = 3.0
 """How long the others may take to write why they failed, after one rank has: a rank that lost a peer waits for 1 s."""
@@ -99,13 +106,22 @@ def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
     # The half a million objects that the fork server imported stay out of the collector's sight for good: the timed
     # loop would bring them back each time.
     gc.freeze()
+    meshes: list[DeviceMesh] = []
+
+    @cache
+    def mesh_once(
+        *how: Any, make: Callable[..., DeviceMesh] = device_mesh.init_device_mesh, **options: Any
+    ) -> DeviceMesh:
+        meshes.append(make(*how, **options))
+        return meshes[-1]
+
     with (
         mock.patch.object(worker, "_die_with_parent"),
         mock.patch.object(gc, "freeze"),
         mock.patch.object(gc, "unfreeze"),
         mock.patch.object(dist, "init_process_group", _once(dist.init_process_group)),
         mock.patch.object(dist, "destroy_process_group"),
-        mock.patch.object(device_mesh, "init_device_mesh", cache(device_mesh.init_device_mesh)),
+        mock.patch.object(device_mesh, "init_device_mesh", mesh_once),
     ):
         while True:
             try:
@@ -117,6 +133,7 @@ def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
             worker.main(path)
             faulthandler.cancel_dump_traceback_later()  # by which a rank that is done must have ended
             forget()
+            end_groups(kept=[group for mesh in meshes for group in mesh.get_all_groups()])
             jobs.send("done")
 
 
@@ -147,4 +164,14 @@ def forget() -> None:
     if state := sys.modules.get("accelerate.state"):
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
+    if groups := sys.modules.get("fairscale.internal.parallel"):
+        vars(groups.get_process_group_cached).pop("_global_group_cache", None)
     gc.collect()
+
+
+def end_groups(kept: Iterable[dist.ProcessGroup]) -> None:
+    """All process groups but that of all ranks and ``kept``."""
+    names = {dist.group.WORLD.group_name, *(group.group_name for group in kept)}
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group.group_name not in names:
+            DESTROY(group)

@@ -101,6 +101,12 @@ def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> LaunchR
     return CREWS[key].run(one)
 
 
+def dismiss() -> None:
+    """End the ranks that wait for another case: threads of their process groups keep waking up."""
+    while CREWS:
+        CREWS.popitem()[1].end()
+
+
 def printed(program: str, to: Path) -> str:
     """What a program prints, in a process of its own that finds imported what ranks do. It may import the suite."""
     preload()
