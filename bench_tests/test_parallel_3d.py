@@ -66,13 +66,14 @@ def test_parallel_3d(
     hardware: Hardware,
 ) -> None:
     """Training under every split matches training in one unsharded process on the same samples."""
-    if reason := ENGINES[engine].missing(hardware.kind, amp):
+    row = ENGINES[engine]
+    if reason := row.missing(hardware.kind, amp):
         pytest.skip(reason)
     bench(
         "bench_tests.steps.parallel:parallel_step",
         mesh=mesh,
         plan=plan,
-        reference={"engine": "reference", "schedule": None},
+        reference={"engine": row.reference, "schedule": None},
         engine=engine,
         precision=amp,
         global_batch=GLOBAL_BATCH,

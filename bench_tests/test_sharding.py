@@ -51,7 +51,7 @@ def test_sharding(
         "bench_tests.steps.train:train_step",
         mesh=mesh,
         plan=plan,
-        reference={"strategy": "reference", "micro_batches": mesh.dp},
+        reference={"strategy": row.reference, "micro_batches": mesh.dp},
         strategy=strategy,
         precision=precision,
         **tolerance(strategy).options,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench_tests.tolerances import tolerance
 from pytest_trainbench import MeshShape
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.schema.plan import Plan
@@ -66,6 +67,7 @@ def train(profile: str, ranks: int, **levers: Any) -> dict[str, Any]:
         "samples": TRAIN_SAMPLES[profile],
         "accumulation": accumulation,
         "reference": reference if ranks > 1 or without else None,
+        **tolerance("trainer").options,
         **WORK[profile],
         **levers,
     }

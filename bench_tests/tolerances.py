@@ -37,30 +37,29 @@ class Tolerance:
         return {"loss_tolerance": self.allowed, "loss_steps": self.steps}
 
 
-SAME_FORMATS = Tolerance(allowed=0.005, seen=0.0012, where="H100, H200")
+SAME_FORMATS = Tolerance(allowed=0.005, seen=0.0022, where="H200")
 """For rows that compute in the number formats of the reference, in another order."""
 
-WEIGHTS_OF_16_BITS = Tolerance(allowed=0.01, seen=0.0047, where="H200")
-"""For rows with 16-bit weights in layers that autocast keeps in fp32."""
+BATCH_NORM = Tolerance(allowed=0.015, seen=0.0046, where="H200")
+"""For models whose batch norm amplifies the rounding of their convolutions."""
 
 ROUNDED = Tolerance(allowed=0.05, seen=0.02, where="small models on a CPU")
 """For rows that round gradients to 16 bits before they add them up, and for kernels that round at other points."""
 
 TOLERANCES: dict[str, Tolerance] = {
-    "fairscale-fsdp": WEIGHTS_OF_16_BITS,
-    "fsdp1": WEIGHTS_OF_16_BITS,
-    "fsdp2": WEIGHTS_OF_16_BITS,
-    "fsdp2-recorded": WEIGHTS_OF_16_BITS,
-    "zero1": WEIGHTS_OF_16_BITS,
-    "zero2": WEIGHTS_OF_16_BITS,
-    "zero3": WEIGHTS_OF_16_BITS,
-    "megatron": WEIGHTS_OF_16_BITS,
-    "deepspeed": WEIGHTS_OF_16_BITS,
+    # Not yet seen on a GPU with the reference that has 16-bit weights. Small models on a CPU: below 0.03 %.
+    "megatron": Tolerance(allowed=0.01, seen=0.0003, where="small models on a CPU"),
+    "deepspeed": Tolerance(allowed=0.01, seen=0.0003, where="small models on a CPU"),
+    "resnet50": BATCH_NORM,
+    "timm_vovnet": BATCH_NORM,
+    # 48 layers, whose differences add up.
+    "bert-1.5b": Tolerance(allowed=0.015, seen=0.0052, where="H200"),
+    "trainer": Tolerance(allowed=0.01, seen=0.0013, where="H200"),
     # Bilinear upsampling adds gradients up in a random order: torch's backward pass uses atomic additions.
     "pytorch_unet": Tolerance(allowed=0.02, seen=0.0057, where="H200"),
     # DDP times its first ten steps with events, which a CUDA graph cannot contain. The row is therefore recorded later,
     # and its losses are compared over more steps.
-    "recorded-ddp": Tolerance(allowed=0.005, seen=0.0012, where="H200", steps=(1, 16)),
+    "recorded-ddp": Tolerance(allowed=0.01, seen=0.0022, where="H200", steps=(1, 16)),
     "compiled-ddp": ROUNDED,
     "compiled-autograd": ROUNDED,
     "bf16-gradients": ROUNDED,

@@ -15,6 +15,7 @@ from samples import capped, failed, record
 from bench_tests.engines import ENGINES, SCHEDULES, Engine
 from bench_tests.engines.torch_native import join_ends
 from bench_tests.steps.parallel import parallel_step
+from bench_tests.strategies import REFERENCES
 from bench_tests.tables.parallel_3d import ideal_bubble, parallel_3d
 from bench_tests.test_parallel_3d import rows
 from bench_tests.tolerances import tolerance
@@ -41,10 +42,11 @@ def train_wrong(folder: Path, fault: str, **case: Any) -> Launch:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
-    """Losses of the unsharded model in each number format."""
+    """Losses of the unsharded model in each number format, for each reference of an engine."""
     folder = tmp_path_factory.mktemp("references")
     return {
-        precision: train(folder / precision, engine="reference", precision=precision)
+        f"{reference} {precision}": train(folder / reference / precision, engine=reference, precision=precision)
+        for reference in REFERENCES
         for precision in ("fp32", "bf16", "fp16")
     }
 
@@ -75,8 +77,8 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
     assert (one.outcome, one.reason) == ("ok", None)
     # A recording, and what comes before it, is never timed.
     assert len(one.losses) == (10 if ENGINES[engine].recorded else 7)
-    assert loss_fault(one.losses, references["fp32"].losses, tolerance=1e-4) is None
-    assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+    assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=1e-4) is None
+    assert one.metrics["flops_per_step"] == references["reference fp32"].metrics["flops_per_step"]
     if schedule in ("gpipe", "1f1b"):
         shape = MeshShape.parse(mesh)
         tp = shape.axes.get("tp", 1)
@@ -102,7 +104,8 @@ def test_in_bf16_every_engine_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", precision="bf16", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["bf16"].losses, tolerance(engine).allowed) is None
+    truth = references[f"{ENGINES[engine].reference} bf16"]
+    assert loss_fault(one.losses, truth.losses, tolerance(engine).allowed) is None
 
 
 @pytest.mark.parametrize(("engine", "schedule", "mesh"), rows("dp2-pp2", schedules=["1f1b"]))
@@ -111,7 +114,8 @@ def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", precision="fp16", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["fp16"].losses, tolerance(engine).allowed) is None
+    truth = references[f"{ENGINES[engine].reference} fp16"]
+    assert loss_fault(one.losses, truth.losses, tolerance(engine).allowed) is None
 
 
 def test_only_the_ends_of_a_pipeline_are_joined() -> None:
@@ -128,14 +132,16 @@ def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, La
     """Each end of the pipeline updates its copy of the tied weight with its own gradient only."""
     one = train_wrong(tmp_path / "job", "pipeline_with_loose_ends", mesh="pp2", schedule="1f1b")
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("torch").allowed))
+    truth = references["reference fp32"]
+    assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
 def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """Tensor-parallel ranks cut query, key and value as if the three were one block of columns."""
     one = train_wrong(tmp_path / "job", "tensor_parallel_with_mixed_heads", mesh="tp2", micro_batch=2)
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("torch").allowed))
+    truth = references["reference fp32"]
+    assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
 def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp_path: Path) -> None:

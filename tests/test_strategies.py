@@ -16,7 +16,7 @@ from torch import Tensor
 from bench_tests.models import MODELS, find_model
 from bench_tests.models.trainable import Trainable
 from bench_tests.steps.train import train_step
-from bench_tests.strategies import STRATEGIES
+from bench_tests.strategies import REFERENCES, ROUNDED, STRATEGIES
 from bench_tests.strategies.reference import reference
 from bench_tests.strategies.wrapping import sizes, unite
 from bench_tests.tolerances import tolerance
@@ -37,10 +37,13 @@ def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
-    """Losses of the unsharded model in each number format."""
+    """Losses of the unsharded model in each number format, for each reference of a strategy."""
     folder = tmp_path_factory.mktemp("references")
     return {
-        precision: train(folder / precision, dp=1, strategy="reference", micro_batches=2, precision=precision)
+        f"{name} {precision}": train(
+            folder / name / precision, dp=1, strategy=name, micro_batches=2, precision=precision
+        )
+        for name in REFERENCES
         for precision in ("fp32", "bf16", "fp16")
     }
 
@@ -51,8 +54,8 @@ def test_in_fp32_every_strategy_has_the_unsharded_models_losses(
 ) -> None:
     one = train(tmp_path / "job", strategy=strategy, precision="fp32")
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
-    assert one.metrics["flops_per_step"] == references["fp32"].metrics["flops_per_step"]
+    assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=0.001) is None
+    assert one.metrics["flops_per_step"] == references["reference fp32"].metrics["flops_per_step"]
     both = {kind: {"calls": 2 * calls, "bytes": 2 * size} for kind, (calls, size) in communication()[strategy].items()}
     assert one.collectives == both
     assert one.metrics["collectives"] == sum(kind["calls"] for kind in both.values())
@@ -118,7 +121,8 @@ def test_in_16_bits_every_strategy_stays_within_the_suites_tolerance(
 ) -> None:
     one = train(tmp_path / "job", strategy=strategy, precision=precision)
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references[precision].losses, tolerance(strategy).allowed) is None
+    truth = references[f"{STRATEGIES[strategy].reference} {precision}"]
+    assert loss_fault(one.losses, truth.losses, tolerance(strategy).allowed) is None
 
 
 ACCUMULATED = [("fp32", 0.001, 3), ("bf16", 0.01, 2)]
@@ -129,14 +133,16 @@ ACCUMULATED = [("fp32", 0.001, 3), ("bf16", 0.01, 2)]
 def accumulated(
     references: dict[str, Launch], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, int], Launch]:
-    """Losses of the unsharded model, by number format and micro-batches per rank. Its step takes the micro-batches of
-    two ranks."""
+    """Losses of ZeRO's unsharded model, by number format and micro-batches per rank.
+
+    Its step takes the micro-batches of two ranks.
+    """
     folder = tmp_path_factory.mktemp("accumulated")
     return {
         (precision, on_each): train(
             folder / f"{precision}-{on_each}",
             dp=1,
-            strategy="reference",
+            strategy=STRATEGIES["zero1"].reference,
             micro_batches=2 * on_each,
             precision=precision,
         )
@@ -159,6 +165,19 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, whole.losses, tolerance) is None
     assert one.metrics["flops_per_step"] == whole.metrics["flops_per_step"]
+
+
+SLOW = {"precision": "bf16", "learning_rate": 1e-5}
+"""An update of this rate is below half the distance between two bf16 numbers, so most weights round back at first."""
+
+
+def test_at_a_low_rate_zero_trains_as_the_reference_with_rounded_weights_and_as_no_other(tmp_path: Path) -> None:
+    zero = train(tmp_path / "zero", strategy="zero2", **SLOW)
+    rounded, autocast = (
+        train(tmp_path / name, dp=1, strategy=name, micro_batches=2, **SLOW) for name in (ROUNDED, "reference")
+    )
+    assert loss_fault(zero.losses, rounded.losses, tolerance("zero2").allowed) is None
+    assert "it trains wrong" in str(loss_fault(zero.losses, autocast.losses, tolerance("zero2").allowed))
 
 
 def test_the_reference_rounds_gradients_as_a_rank_does() -> None:
@@ -220,13 +239,13 @@ def test_a_warm_up_is_the_same_under_zero(references: dict[str, Launch], tmp_pat
     one = train(tmp_path / "job", strategy="zero1", **rising)
     assert (one.outcome, one.reason) == ("ok", None)
     assert loss_fault(one.losses, whole.losses, tolerance=0.001) is None
-    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.01) is not None
+    assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=0.01) is not None
 
 
 def test_a_learning_rate_of_the_case_replaces_the_models(references: dict[str, Launch], tmp_path: Path) -> None:
     slow = train(tmp_path / "job", strategy="ddp", precision="fp32", learning_rate=1e-4)
-    assert slow.losses[0] == pytest.approx(references["fp32"].losses[0], rel=1e-6)
-    assert slow.losses[-1] > references["fp32"].losses[-1] + 0.1
+    assert slow.losses[0] == pytest.approx(references["reference fp32"].losses[0], rel=1e-6)
+    assert slow.losses[-1] > references["reference fp32"].losses[-1] + 0.1
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
@@ -252,7 +271,7 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, 
         start(tmp_path / "job", BUILDER, mesh="dp2", strategy="ddp", precision="fp32", graph="inductor", **WORK)
     )
     assert (one.outcome, one.reason) == ("ok", None)
-    assert loss_fault(one.losses, references["fp32"].losses, tolerance=0.001) is None
+    assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=0.001) is None
 
 
 def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
@@ -261,4 +280,6 @@ def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch]
     builder = "wrong_steps:sharded_ddp_with_stale_gradients"
     one = launched(start(tmp_path / "job", builder, mesh="dp2", precision="fp32", **WORK))
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
-    assert "it trains wrong" in str(loss_fault(one.losses, references["fp32"].losses, tolerance("oss-sdp").allowed))
+    assert "it trains wrong" in str(
+        loss_fault(one.losses, references["reference fp32"].losses, tolerance("oss-sdp").allowed)
+    )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bench_tests.strategies import Method, recorded_row
+from bench_tests.strategies import REFERENCES, ROUNDED, Method, recorded_row
 from pytest_trainbench import MeshShape
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ ENGINES = {
         function="bench_tests.engines.megatron:megatron",
         title="Megatron-Core",
         schedules=("1f1b", "interleaved"),
+        reference=ROUNDED,
         module="megatron.core",
         extra="megatron",
     ),
@@ -118,6 +119,7 @@ ENGINES = {
         function="bench_tests.engines.deepspeed_pipeline:deepspeed_pipeline",
         title="DeepSpeed PipelineModule, ZeRO-1 in 16 bits",
         schedules=("1f1b",),
+        reference=ROUNDED,
         tensor_parallel=False,
         module="deepspeed",
     ),
@@ -139,7 +141,9 @@ ENGINES |= {
 def find_engine(name: str) -> Engine:
     """The row called ``name``. Raises ``ValueError`` with the known names for any other name."""
     if name not in ENGINES:
-        raise ValueError(f"engine {name!r} is unknown; known: {', '.join(ENGINES)}, and reference on one rank")
+        raise ValueError(
+            f"engine {name!r} is unknown; known: {', '.join(ENGINES)}; on one rank: {', '.join(REFERENCES)}"
+        )
     return ENGINES[name]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bench_tests.engines import axis, find_engine
 from bench_tests.models import find_model
-from bench_tests.strategies.reference import reference
+from bench_tests.strategies import REFERENCES
 from bench_tests.training.recipe import PRECISIONS, Recipe
 from pytest_trainbench import Step
 
@@ -31,7 +31,8 @@ def parallel_step(
     """One optimisation step of ``model`` over ``global_batch`` samples of ``sequence`` tokens, on any mesh.
 
     Each data-parallel position takes an equal part of the samples, ``micro_batch`` samples at a time. A pipeline runs
-    the micro-batches in the order of ``schedule``. The engine ``reference`` is one rank with nothing split. Raises
+    the micro-batches in the order of ``schedule``. The engines of
+    :data:`bench_tests.strategies.REFERENCES` are one rank with nothing split. Raises
     ``ValueError`` for an unknown name or an impossible combination.
     """
     dp = axis(mesh, "dp")
@@ -39,7 +40,7 @@ def parallel_step(
     micro_batches, rest = divmod(global_batch, micro_batch * replicas)
     if rest or not micro_batches:
         raise ValueError(f"{global_batch} samples cannot be split over {replicas} replicas, {micro_batch} at a time")
-    engine_row = None if engine == "reference" else find_engine(engine)
+    engine_row = None if engine in REFERENCES else find_engine(engine)
     if engine_row is not None:
         pp, tp = axis(mesh, "pp"), axis(mesh, "tp")
         if tp is not None and not engine_row.tensor_parallel:
@@ -63,7 +64,8 @@ def parallel_step(
     batches = cycle(pool.chunk(replicas, dim=1)[position].to(device).unbind())
 
     if engine_row is None:
-        trainee = reference(module, mesh, recipe, micro_batches=micro_batches)
+        row = REFERENCES[engine]
+        trainee = row.resolve()(module, mesh, recipe, micro_batches=micro_batches, **row.options)
     else:
         trainee = engine_row.resolve()(
             module,

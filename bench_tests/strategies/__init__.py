@@ -23,13 +23,15 @@ RECORDED = "bench_tests.strategies.recorded:recorded"
 class Method:
     """A way to train.
 
-    ``function`` is an import path ``package.module:function``. It is called with ``options``.
+    ``function`` is an import path ``package.module:function``. It is called with ``options``. ``reference`` is the key
+    in :data:`REFERENCES` of the unsharded training that must have the same losses.
     :mod:`bench_tests.tolerances` says how far the losses may be from the unsharded model's losses.
     """
 
     function: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    reference: str = "reference"
 
     @property
     def recorded(self) -> bool:
@@ -80,6 +82,9 @@ def recorded_row(row: Row, title: str, *, eager_steps: int, **changes: Any) -> R
         **changes,
     )
 
+
+ROUNDED = "reference-16-bit-weights"
+"""The reference of libraries that round the weights of a model before they copy them for the optimizer."""
 
 DDP_OPTIONS = {
     "bucket_cap_mb": 100,
@@ -150,6 +155,7 @@ STRATEGIES = {
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 1 (optimizer state)",
         options={"stage": 1, **ZERO_OPTIONS},
+        reference=ROUNDED,
         accumulates=True,
         gates=HOST_PACED,
     ),
@@ -157,12 +163,14 @@ STRATEGIES = {
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 2 (+ gradients)",
         options={"stage": 2, **ZERO_OPTIONS},
+        reference=ROUNDED,
         accumulates=True,
         gates=HOST_PACED,  # like stage 1: with one micro-batch a step, both stages do the same
     ),
     "zero3": Strategy(
         function="bench_tests.strategies.zero:zero",
         title="AMP + ZeRO stage 3 (+ parameters)",
+        reference=ROUNDED,
         accumulates=True,
         gates=HOST_PACED,
         options={
@@ -238,17 +246,25 @@ DATA_PARALLEL = {
     **ACCELERATORS,
 }
 
-REFERENCE = Strategy(
-    function="bench_tests.strategies.reference:reference",
-    title="one process, nothing split: what the others must compute",
-    accumulates=True,
-)
+REFERENCES = {
+    "reference": Strategy(
+        function="bench_tests.strategies.reference:reference",
+        title="one process, nothing split: what the others must compute",
+        accumulates=True,
+    ),
+    ROUNDED: Strategy(
+        function="bench_tests.strategies.reference:reference",
+        title="one process, nothing split, 16-bit weights beside the optimizer's fp32 weights",
+        options={"rounds_weights": True},
+        accumulates=True,
+    ),
+}
 
 
 def find_strategy(name: str) -> Strategy:
-    """The row called ``name``, which may be ``reference``. Raises ``ValueError`` with the known names for any other
+    """The row called ``name``, which may be a reference. Raises ``ValueError`` with the known names for any other
     name."""
-    rows = {**STRATEGIES, **DATA_PARALLEL, "reference": REFERENCE}
+    rows = {**STRATEGIES, **DATA_PARALLEL, **REFERENCES}
     if name not in rows:
         raise ValueError(f"strategy {name!r} is unknown; known: {', '.join(rows)}")
     return rows[name]
