@@ -171,7 +171,9 @@ def forget() -> None:
 
 def end_groups(kept: Iterable[dist.ProcessGroup]) -> None:
     """All process groups but that of all ranks and ``kept``."""
-    names = {dist.group.WORLD.group_name, *(group.group_name for group in kept)}
+    whole = dist.group.WORLD
+    assert whole is not None
+    names = {group.group_name for group in (whole, *kept)}
     for group in list(dist.distributed_c10d._world.pg_map):
         if group.group_name not in names:
             DESTROY(group)

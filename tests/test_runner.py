@@ -446,6 +446,24 @@ def test_stored_baselines_are_neither_read_nor_written(broken: str | None, tmp_p
     assert [(each, each.read_text()) for each in tmp_path.rglob("*.json")] == [(path, stored)]
 
 
+def test_a_builder_that_moved_is_found_on_the_other_side_through_its_baseline_there(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "checkout"
+    asked: list[str] = []
+    monkeypatch.setattr(Elsewhere, "root", there)
+    monkeypatch.setattr(Elsewhere, "launch", lambda self, job, **_: asked.append(job.case.builder) or RAN)
+    old = "suite.steps:train_step"
+    moved = dataclasses.replace(record(launch(1.0)), case=dataclasses.replace(case(), builder=old))
+    save(there, moved)
+    found, _ = compared(tmp_path, machine, before=())
+    assert set(asked) == {old}
+    assert found.verdict.suspects == (
+        ("builder", old, case().builder),
+        ("commit", "0123456789ab", None),
+    )
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "outcome", "reason"),
     [

@@ -167,7 +167,7 @@ def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batc
     assert one.metrics["flops_per_step"] == whole.metrics["flops_per_step"]
 
 
-SLOW = {"precision": "bf16", "learning_rate": 1e-5}
+SLOW: dict[str, Any] = {"precision": "bf16", "learning_rate": 1e-5}
 """An update of this rate is below half the distance between two bf16 numbers, so most weights round back at first."""
 
 

@@ -28,7 +28,7 @@ def reference(
     rounds = rounds_weights and recipe.mixed
     if rounds:
         model.to(recipe.dtype)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
     # Detached tensors share memory with the model, and ``float`` copies only what is not fp32 already.
     masters = [weight.detach().float().requires_grad_() for weight in weights] if rounds else weights
     optimizer, scaler = recipe.adamw(masters), recipe.scaler()

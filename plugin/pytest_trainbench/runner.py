@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -262,7 +263,8 @@ class Runner:
                 continue
             record = self._record(self.now, case, label=label, launches=mine)
             if self.before is not None:
-                before = self._record(self.before, case, label=label, launches=theirs)
+                there = self._case_on(self.before, case)
+                before = self._record(self.before, there, label=label, launches=theirs)
             verdict = self._verdict(record, before, gates)
             if not (self._helps(record, before, gates) if saves else verdict.doubtful):
                 break
@@ -294,7 +296,20 @@ class Runner:
         mine = self._launches(self.now, request, first=first, delay_ms=delay_ms)
         if self.before is None:
             return ((ran, None) for ran in mine)
-        return abba(mine, self._launches(self.before, request, first=first, delay_ms=delay_ms))
+        there = dataclasses.replace(request, case=self._case_on(self.before, request.case))
+        return abba(mine, self._launches(self.before, there, first=first, delay_ms=delay_ms))
+
+    def _case_on(self, side: Side, case: Case) -> Case:
+        """``case`` as ``side`` has it. Its builder may have moved to another module since that commit, and a baseline
+        that was stored there still names the module."""
+        folder = self.settings.baseline_dir
+        if not folder.is_relative_to(self.now.root):
+            return case
+        with contextlib.suppress(ValueError):  # a file that this version cannot read says nothing about the builder
+            stored = baseline.load(side.root / folder.relative_to(self.now.root), self.hardware.id, case)
+            if stored is not None:
+                return dataclasses.replace(case, builder=stored.case.builder)
+        return case
 
     def _verdict(self, record: Record, stored: Record | None, gates: Gates) -> Verdict:
         now = Environment.from_json(record.environment)
