@@ -452,7 +452,12 @@ def test_a_builder_that_moved_is_found_on_the_other_side_through_its_baseline_th
     there = tmp_path / "checkout"
     asked: list[str] = []
     monkeypatch.setattr(Elsewhere, "root", there)
-    monkeypatch.setattr(Elsewhere, "launch", lambda self, job, **_: asked.append(job.case.builder) or RAN)
+
+    def run(self: Elsewhere, job: Job, **_: Any) -> LaunchResult:
+        asked.append(job.case.builder)
+        return RAN
+
+    monkeypatch.setattr(Elsewhere, "launch", run)
     old = "suite.steps:train_step"
     moved = dataclasses.replace(record(launch(1.0)), case=dataclasses.replace(case(), builder=old))
     save(there, moved)
