@@ -47,7 +47,6 @@ ROUNDED = Tolerance(allowed=0.05, seen=0.02, where="small models on a CPU")
 """For rows that round gradients to 16 bits before they add them up, and for kernels that round at other points."""
 
 TOLERANCES: dict[str, Tolerance] = {
-    # Megatron-Core has kernels of its own for GELU and for the loss.
     "megatron": Tolerance(allowed=0.01, seen=0.0019, where="H200"),
     "resnet50": BATCH_NORM,
     "timm_vovnet": BATCH_NORM,
