@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def linear(
         replicated=True,
         figures=_tensor_figure if fault == "tensor figure" and dist.get_rank() else None,
     )
+
+
+def threads(mesh: DeviceMesh) -> Step:
+    """:func:`linear`, which also says how many threads its rank has."""
+    return replace(linear(mesh), figures=lambda: {"threads": torch.get_num_threads()})
 
 
 def _tensor_figure() -> dict[str, float]:

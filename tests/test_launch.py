@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import TURN, preload
+from ranks import TURN, launched, preload, start
 
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.validity import loss_fault
@@ -22,7 +22,7 @@ from pytest_trainbench.launch import result, watchdog
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.rank import host_counters
-from pytest_trainbench.rank.worker import failure_kind
+from pytest_trainbench.rank.worker import cpu_threads, failure_kind
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
@@ -319,6 +319,13 @@ def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "job" / "trace-1.json").exists()
+
+
+def test_ranks_have_the_threads_that_the_environment_asks_for_and_so_has_the_command_by_hand(tmp_path: Path) -> None:
+    ended = start(tmp_path / "job", "steps:threads", mesh="dp1")
+    assert cpu_threads(1) > 1 or os.cpu_count() == 1, "a rank alone would take all cores"
+    assert launched(ended).figures["threads"] == int(os.environ["OMP_NUM_THREADS"]) == 1
+    assert ended.by_hand.startswith("OMP_NUM_THREADS=1 torchrun --nproc-per-node 1 ")
 
 
 def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> None:

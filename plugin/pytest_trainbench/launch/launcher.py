@@ -49,9 +49,17 @@ def launch(job: Job, *, progress: Callable[[str], None] = lambda _: None) -> Lau
     Whatever it raises (``KeyboardInterrupt`` at Ctrl-C; a signal sent to this process is sent on), the ranks are gone.
     """
     left = run_ranks(job, progress=progress)
-    torchrun = ["torchrun", "--nproc-per-node", str(job.case.mesh.world_size), "-m", worker.__name__]
-    by_hand = shlex.join([*torchrun, str(job.folder / JOB)])
-    return replace(collect(job, left), by_hand=by_hand)
+    return replace(collect(job, left), by_hand=by_hand(job))
+
+
+def by_hand(job: Job) -> str:
+    """The command that runs ``job`` without pytest, with as many threads a rank: torchrun gives each of several ranks
+    one thread unless it is told otherwise."""
+    ranks = job.case.mesh.world_size
+    threads = os.environ.get("OMP_NUM_THREADS", str(worker.cpu_threads(ranks)))
+    environment = [f"OMP_NUM_THREADS={threads}"] if job.device_kind == "cpu" else []
+    torchrun = ["torchrun", "--nproc-per-node", str(ranks), "-m", worker.__name__]
+    return shlex.join([*environment, *torchrun, str(job.folder / JOB)])
 
 
 def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, part: Part | None = None) -> NodeResult:
