@@ -45,7 +45,7 @@ def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
     "nonsense", [{"warmup": 3}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
 )
 def test_a_plan_that_measures_nothing_is_refused(nonsense: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a plan needs 4 warm-up steps, 2 timed steps and a window above 0 s"):
+    with pytest.raises(ValueError, match="a plan needs at least 4 warm-up steps, 2 <= min_steps <= max_steps"):
         Plan(**nonsense)
     assert Plan(warmup=4, min_steps=2, max_steps=2, window_s=1e-9).steps(1.0) == 2
 
