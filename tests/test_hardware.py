@@ -349,7 +349,7 @@ def test_kind_needs_no_device(request_: str, kind: str) -> None:
 def test_the_kind_of_auto_needs_a_device() -> None:
     with pytest.raises(HardwareNotFound) as error:
         kind_of("auto")
-    assert str(error.value) == ("--hw auto depends on the devices here. Name the hardware, as in --hw a100 or --hw cpu.")
+    assert str(error.value) == "--hw auto depends on the devices here. Name the hardware, as in --hw a100 or --hw cpu."
     with pytest.raises(HardwareNotFound, match="this hardware is unknown"):
         kind_of("a1oo")
 

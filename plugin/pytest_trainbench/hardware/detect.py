@@ -52,12 +52,11 @@ def find(
     root: Path = Path("/"),
     probe: Callable[[], Devices] | None = None,
 ) -> Found:
-    """The devices that this process may use. Only the kinds that ``request``, the value of ``--hw``, may mean are
-    searched.
+    """The devices that this process may use. ``request`` is the value of ``--hw``, and limits the search.
 
     Honours ``CUDA_VISIBLE_DEVICES``. If NVML is missing or fails, no NVIDIA device is found. After a failure ``hidden``
-    says why. Raises :class:`HardwareNotFound` if MIG splits a visible device and ``CUDA_VISIBLE_DEVICES`` names none of its
-    instances.
+    says why. Raises :class:`HardwareNotFound` if MIG splits a visible device, and ``CUDA_VISIBLE_DEVICES`` names none
+    of its instances.
 
     Tests replace ``nvml`` (the module ``pynvml``), ``root`` (the parent of ``dev`` and ``proc``) and ``probe``.
     """

@@ -1,2 +1,2 @@
-"""The user's project: its root, its name, its git repository and digests of its code. Imports only the standard
+"""The user's project: its root, its name, its git repository and digests of its code. Imports nothing but the standard
 library."""

@@ -1,1 +1,1 @@
-"""Data types that all other folders share: cases, records, metrics, jobs. Imports only the standard library."""
+"""Data types that all other folders share: cases, records, metrics, jobs. Imports nothing but the standard library."""
