@@ -162,7 +162,7 @@ def test_a_process_that_ran_the_checkout_passes(repository: Path, tmp_path: Path
     [
         ("part.mine", "repository/part/mine.py", "part.mine was imported from PATH, not from"),
         ("mypkg", "installed/mypkg/__init__.py", "mypkg was imported from PATH, not from"),
-        ("other", "installed/other.py", "nothing that was imported is of"),
+        ("other", "installed/other.py", "no imported module comes from"),
     ],
     ids=["from the working tree", "installed as well", "nothing of it"],
 )
@@ -175,5 +175,5 @@ def test_a_commit_is_never_compared_with_itself_unseen(
     (made.at / "src" / "mypkg" / "__init__.py").touch()
     with pytest.raises(ImportError) as error:
         check_modules({name: str(tmp_path / file), "os": os.__file__}, repository, made.at)
-    mend = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
+    mend = "add its folder to pythonpath in the ini file, so that both sides import it the same way"
     assert str(error.value).replace(str(tmp_path / file), "PATH") == f"{words} the commit to compare with: {mend}"

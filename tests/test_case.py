@@ -93,8 +93,8 @@ def test_what_is_apart_is_said_in_words() -> None:
         "builder step → other",
         "mesh dp2 → dp4",
         "version 1 → 2",
-        "depth not there → 2",
-        "kind a → not there",
+        "depth not set → 2",
+        "kind a → not set",
         "width 64 → 65",
     ]
 

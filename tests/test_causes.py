@@ -66,7 +66,7 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
         (
             {"stolen": [0.2]},
             {"stolen": [0.0]},
-            "the host of this virtual machine withheld 20% of its cores' time, baseline 0%",
+            "the hypervisor withheld 20% of the cores' time, baseline 0%",
             1.25,
         ),
         (
@@ -78,7 +78,7 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
         (
             {"host_rate": [6.25]},
             {"host_rate": [12.5]},
-            "the host looks at 6.25 objects/µs, baseline 12.5 objects/µs",
+            "the host reads 6.25 objects/µs, baseline 12.5 objects/µs",
             2**0.65,
         ),
         ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),

@@ -278,9 +278,9 @@ def test_mismatches_leave_out_the_link_of_a_single_rank() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"suspects": {"x": None}}, "x=None is no fact: expected text, a number, true or false"),
-        ({"must_match": {"x": ["y"]}}, "x=['y'] is no fact: expected text, a number, true or false"),
-        ({"machine": "node7"}, "a machine is eight hex digits, not 'node7'"),
+        ({"suspects": {"x": None}}, "fact x must be text, a number, true or false, not None"),
+        ({"must_match": {"x": ["y"]}}, "fact x must be text, a number, true or false, not ['y']"),
+        ({"machine": "node7"}, "machine must be eight hex digits, not 'node7'"),
     ],
 )
 def test_an_environment_refuses_nonsense(change: dict[str, Any], message: str) -> None:

@@ -92,19 +92,19 @@ def test_a_word_is_never_both_a_family_and_a_key() -> None:
     [
         ({"key": "H200"}, "key 'H200' must be lower case, joined by '-', and start with h200-"),
         ({"key": "h100-sxm"}, "key 'h100-sxm' must be lower case, joined by '-', and start with h200-"),
-        ({"kind": "cpu"}, "h200-sxm-141gb: the kind is a torch.device type such as cuda, not 'cpu'"),
+        ({"kind": "cpu"}, "h200-sxm-141gb: kind must be a torch.device type such as cuda, not 'cpu'"),
         ({"names": ()}, "h200-sxm-141gb: at least one exact device name is needed"),
         (
             {"peak_tflops": {"int8": 1}},
             "h200-sxm-141gb: dtype 'int8' is unknown; known: fp32, tf32, bf16, fp16, fp8",
         ),
-        ({"peak_tflops": {"bf16": 0}}, "h200-sxm-141gb: a peak of 0 TFLOPS in bf16 cannot be"),
+        ({"peak_tflops": {"bf16": 0}}, "h200-sxm-141gb: a peak of 0 TFLOPS in bf16 is impossible"),
         (
             {"peak_tflops": {"bf16": 989e12}},
-            "h200-sxm-141gb: a peak of 989000000000000.0 TFLOPS in bf16 cannot be",
+            "h200-sxm-141gb: a peak of 989000000000000.0 TFLOPS in bf16 is impossible",
         ),
-        ({"memory_gb": 0}, "h200-sxm-141gb: memory_gb must be above 0, or None where unknown, not 0"),
-        ({"link": None}, "h200-sxm-141gb: link_gb_s without the name of the link"),
+        ({"memory_gb": 0}, "h200-sxm-141gb: memory_gb must be above 0, or None if unknown, not 0"),
+        ({"link": None}, "h200-sxm-141gb: link_gb_s needs the name of the link"),
         ({"source": "hearsay"}, "h200-sxm-141gb: the source must be an https address, not 'hearsay'"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_row_refuses_nonsense(change: dict[str, Any], message: str) -> None:
         ({"amount": 0}, "a price must be above 0, not 0"),
         ({"currency": "$"}, "a currency is a code such as USD, not '$'"),
         ({"per": "month"}, "a price is per hour or per device, not per 'month'"),
-        ({"date": "last year"}, "the date of a price is like 2026-09-20 or 2026-09, not 'last year'"),
+        ({"date": "last year"}, "the date of a price must look like 2026-09-20 or 2026-09, not 'last year'"),
         ({"source": ""}, "a price needs a source"),
     ],
 )
@@ -323,8 +323,8 @@ def test_models_are_mixed_and_none_is_the_one_asked_for() -> None:
 def test_an_unknown_name_lists_the_closest_first() -> None:
     text = sentence("a1oo", H200X4)
     first, _, rest = text.partition("one of ")
-    assert first == "--hw a1oo: no such hardware is known. Type --hw auto, --hw cpu, or --hw with "
-    names = rest.removesuffix(" (docs/add-hardware.md adds one).").split(", ")
+    assert first == "--hw a1oo: this hardware is unknown. Type --hw auto, --hw cpu, or --hw with "
+    names = rest.removesuffix(" (docs/add-hardware.md says how to add hardware).").split(", ")
     assert "a100" in names[:3]
     assert sorted(names) == sorted(families())
 
@@ -349,8 +349,8 @@ def test_kind_needs_no_device(request_: str, kind: str) -> None:
 def test_the_kind_of_auto_needs_a_device() -> None:
     with pytest.raises(HardwareNotFound) as error:
         kind_of("auto")
-    assert str(error.value) == ("--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu.")
-    with pytest.raises(HardwareNotFound, match="no such hardware is known"):
+    assert str(error.value) == "--hw auto depends on the devices here. Name the hardware, as in --hw a100 or --hw cpu."
+    with pytest.raises(HardwareNotFound, match="this hardware is unknown"):
         kind_of("a1oo")
 
 

@@ -45,7 +45,7 @@ def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
     "nonsense", [{"warmup": 3}, {"min_steps": 1}, {"min_steps": 5, "max_steps": 4}, {"window_s": 0.0}]
 )
 def test_a_plan_that_measures_nothing_is_refused(nonsense: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a plan needs 4 warm-up steps, 2 timed steps and a window above 0 s"):
+    with pytest.raises(ValueError, match="a plan needs at least 4 warm-up steps, 2 <= min_steps <= max_steps"):
         Plan(**nonsense)
     assert Plan(warmup=4, min_steps=2, max_steps=2, window_s=1e-9).steps(1.0) == 2
 
@@ -213,7 +213,7 @@ def undetached(log: list[str]) -> Step:
     return Step(run=run, samples=1, parameters=lambda: [weight])
 
 
-GRAPH = "^Step.run returned a loss with its graph, which keeps every step's activations: detach it$"
+GRAPH = r"^Step\.run returned a loss with its autograd graph, .* every step's activations: return loss\.detach\(\)$"
 
 
 def test_a_loss_that_still_has_its_graph_is_refused_after_the_first_step() -> None:
@@ -257,7 +257,7 @@ def written_over(log: list[str], buffers: int, own: int = 0) -> Step:
 @pytest.mark.parametrize(("buffers", "own"), [(1, 0), (2, 0), (1, QUICK.warmup - 2)])
 def test_losses_that_later_steps_write_over_are_refused_before_any_is_timed(buffers: int, own: int) -> None:
     log: list[str] = []
-    with pytest.raises(ValueError, match=r"^Step\.run returned the same memory .*: return a clone, loss\.clone\(\)$"):
+    with pytest.raises(ValueError, match=r"^Step\.run returned the same memory .*: return loss\.clone\(\)$"):
         run(written_over(log, buffers, own))
     assert log == ["run"] * QUICK.warmup
 

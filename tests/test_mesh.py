@@ -67,7 +67,7 @@ def test_a_degree_is_a_positive_whole_number(degree: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "dp", "4", "xp2", "dp2-dp2", "dp2_tp2", "dp-2", "DP2"])
 def test_what_is_no_mesh_is_named_with_the_known_axes(text: str) -> None:
-    message = f"{text!r} is no mesh: expected parts such as dp2-tp2, of dp, tp, pp, cp"
+    message = f"{text!r} is not a mesh: type axes with degrees such as dp2-tp2, of dp, tp, pp, cp"
     with pytest.raises(ValueError, match=re.escape(message)):
         MeshShape.parse(text)
 
@@ -78,5 +78,5 @@ def test_it_takes_a_part_of_one_node_or_whole_ones(ranks: int, devices: int, nod
 
 
 def test_a_mesh_that_would_leave_a_part_of_its_last_node_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^dp6-tp2 needs 12 devices, which are no whole nodes of 8$"):
+    with pytest.raises(ValueError, match=r"^dp6-tp2 needs 12 devices, which do not fill whole nodes of 8$"):
         MeshShape(dp=6, tp=2).nodes(8)

@@ -99,7 +99,7 @@ def test_an_edited_baseline_is_refused_in_one_sentence(replayed: pytest.Pytester
     path.write_text(path.read_text().replace('"width": 16', '"width": 17'))
     result = replay(replayed, "--launches", "1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*cannot be read as a record: its id*it was edited by hand*"])
+    result.stdout.fnmatch_lines(["*cannot be read as a record: its id*the file was edited by hand*"])
 
 
 def test_a_baseline_that_is_too_old_is_said(replayed: pytest.Pytester) -> None:

@@ -255,7 +255,7 @@ def test_a_mesh_takes_whole_nodes(project: pytest.Pytester) -> None:
     )
     run = pytest_run(project, "--nodes", "2", "--devices", "2", "-rs")
     run.assert_outcomes(passed=1, skipped=2)
-    run.stdout.fnmatch_lines_random(["*needs 3 devices, which are no whole nodes of 2", "*needs 5 devices, has 4"])
+    run.stdout.fnmatch_lines_random(["*needs 3 devices, which do not fill whole nodes of 2", "*needs 5 devices, has 4"])
 
 
 def test_nodes_that_do_not_come_are_told_how(project: pytest.Pytester) -> None:

@@ -281,7 +281,7 @@ def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: s
     ("mark", "said"),
     [
         ("tolerance=0.1", '*@pytest.mark.gate("step_ms", tolerance=0.1)'),
-        ('"speed", floor=0.1', "*'speed' has no floor and no tolerance that could be set: only step_ms, *have"),
+        ('"speed", floor=0.1', "*'speed' has no floor or tolerance to set: type one of step_ms, *"),
     ],
 )
 def test_a_gate_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str, said: str) -> None:

@@ -135,25 +135,25 @@ def without(key: str) -> str:
         (edited(schema="old"), "its format is 'old', and this pytest-trainbench reads 1"),
         (
             edited(id="another"),
-            f"its id 'another' is not that of its case, {case().id!r}: it was edited by hand",
+            f"its id 'another' differs from the id of its case, {case().id!r}: the file was edited by hand",
         ),
         (edited(launches=[]), "a record of sharding[zero2-dp2] needs at least one launch"),
         (
             edited(launches=[{**dataclasses.asdict(launch()), "outcome": "fine"}]),
-            "a launch ends as one of ok, oom, invalid, timeout, crash, not 'fine'",
+            "launch outcome 'fine' is unknown; known: ok, oom, invalid, timeout, crash",
         ),
         (
             edited(launches=[{"step_ms": [1.0], "metrics": {"mfu": math.nan}}]),
-            "a launch holds finite numbers, not [nan]",
+            "numbers of a launch must be finite, not [nan]",
         ),
         (
             edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 0.0}}]),
-            "a step takes more than 0.0 ms",
+            "the metric step_ms must be above 0, not 0.0",
         ),
         (edited(created="yesterday"), "Invalid isoformat string: 'yesterday'"),
-        (edited(created="2026-01-02T03:04:05"), "created is '2026-01-02T03:04:05', without a time zone"),
+        (edited(created="2026-01-02T03:04:05"), "its time, created='2026-01-02T03:04:05', has no time zone"),
         (edited(environment={}), "it has no 'must_match'"),
-        (edited(environment={"must_match": 3}), "must_match of its environment is 3"),
+        (edited(environment={"must_match": 3}), "must_match of its environment must be an object, not 3"),
     ],
 )
 def test_a_file_that_is_no_record_is_named_in_one_sentence(text: str, why: str, tmp_path: Path) -> None:
@@ -206,19 +206,19 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
 )
 def test_a_launch_holds_no_number_that_is_not_finite(place: Any, outcome: str, number: float) -> None:
     reason = None if outcome == "ok" else "why"
-    with pytest.raises(ValueError, match="a launch holds finite numbers, not"):
+    with pytest.raises(ValueError, match="numbers of a launch must be finite, not"):
         Launch(**{"outcome": outcome, "reason": reason, "step_ms": [1.0], **place(number)})
 
 
 @pytest.mark.parametrize("step_ms", [[], [1.0, 0.0], [-1.0]])
 def test_an_ok_launch_took_time(step_ms: list[float]) -> None:
-    with pytest.raises(ValueError, match="an ok launch has step times above 0, not"):
+    with pytest.raises(ValueError, match="an ok launch needs step times above 0, not"):
         Launch(step_ms=step_ms)
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("ok", "but"), ("crash", None)])
 def test_a_reason_belongs_to_what_is_not_ok(outcome: str, reason: str | None) -> None:
-    with pytest.raises(ValueError, match=f"a launch that ended '{outcome}' has the reason {reason!r}"):
+    with pytest.raises(ValueError, match=f"its outcome is '{outcome}', its reason {reason!r}"):
         Launch(outcome=outcome, reason=reason, step_ms=[1.0])
 
 

@@ -526,8 +526,8 @@ def test_a_red_row_says_which_part_of_the_step_grew() -> None:
     start = next(index for index, line in enumerate(lines) if line.startswith("  parts"))
     assert lines[start : start + 3] == [
         "  parts     compute time of the device: 60.00 → 60.10 ms (+0.10)",
-        "            communication that nothing hides: 30.00 → 49.80 ms (+19.80)",
-        "            time of the host to issue a step: 50.00 → 50.20 ms (+0.20)",
+        "            exposed communication: 30.00 → 49.80 ms (+19.80)",
+        "            host time to issue a step: 50.00 → 50.20 ms (+0.20)",
     ]
 
 

@@ -77,7 +77,7 @@ def test_a_value_that_leads_to_another_root_stops_the_run_and_the_form_that_work
     result = collect(project, flag, str(value))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.str() == (
-        f"ERROR: {flag} {value} made pytest take {project.path} for the project's root instead of"
+        f"ERROR: {flag} {value} made pytest use {project.path} as the project's root instead of"
         f" {project.path / 'mine'}: write {flag}={value}\n"
     )
     if flag != "--against":  # no folder is a value of it

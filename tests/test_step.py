@@ -29,12 +29,12 @@ def test_every_listed_dtype_is_taken(dtype: str) -> None:
     ("replaced", "message"),
     [
         ({"dtype": "float32"}, "dtype 'float32' is unknown; known: fp32, tf32, bf16, fp16, fp8"),
-        ({"samples": 0}, "a step needs at least one sample and one token: 0, None"),
-        ({"tokens": 0}, "a step needs at least one sample and one token: 1, 0"),
-        ({"flops": 0.0}, "FLOPs of a step must be above 0, or None where unknown: 0.0"),
-        ({"flops": math.nan}, "FLOPs of a step must be above 0, or None where unknown: nan"),
-        ({"period": 0}, "the work repeats after one step or more, not 0"),
-        ({"eager_steps": 1}, "a step is recorded after two steps or more, or never (0), not after 1"),
+        ({"samples": 0}, "samples must be at least 1, and tokens at least 1 or None, not 0 and None"),
+        ({"tokens": 0}, "samples must be at least 1, and tokens at least 1 or None, not 1 and 0"),
+        ({"flops": 0.0}, "flops must be above 0, or None if no formula is known, not 0.0"),
+        ({"flops": math.nan}, "flops must be above 0, or None if no formula is known, not nan"),
+        ({"period": 0}, "period must be at least 1 step, not 0"),
+        ({"eager_steps": 1}, "eager_steps must be 0 (nothing is recorded) or at least 2, not 1"),
     ],
 )
 def test_nonsense_is_refused_by_value(replaced: dict[str, Any], message: str) -> None:

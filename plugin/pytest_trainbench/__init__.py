@@ -1,4 +1,4 @@
-"""pytest-trainbench: is training on this hardware still as fast, as small and as right as it was?"""
+"""pytest-trainbench: regression benchmarks of training steps. Public names for step builders, tests and analyses."""
 
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.plan import Plan

@@ -1,1 +1,1 @@
-"""The machine: the table of accelerators, what is here, and the environment. Imports schema/."""
+"""The machine: the table of accelerators, the devices found, and the environment. Imports schema/."""

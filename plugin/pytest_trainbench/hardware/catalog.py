@@ -1,4 +1,4 @@
-"""The table of accelerators: one row a device, each figure with its source. Nothing here looks at a machine."""
+"""The table of accelerators: one row per device, with the sources of its figures. This module reads no hardware."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from pytest_trainbench.schema.step import DTYPES
 
 ID = r"[a-z0-9]+(-[a-z0-9]+)*"
-"""What ids of hardware look like: lower case, joined by ``-``."""
+"""Regular expression of a hardware id: lower-case words and digits, joined by ``-``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one device costs: ``amount`` of ``currency`` (ISO 4217) per ``hour`` or per ``device``.
+    """The price of one device.
 
-    ``date`` is when it was read or announced (``2026-09-20``, ``2026-03``), ``None`` where that is not known.
+    amount, currency:
+        The price in ``currency``, an ISO 4217 code.
+    per:
+        ``hour`` for rent, ``device`` for a purchase.
+    date:
+        When the price was read or announced (``2026-09-20``, ``2026-03``); ``None`` if unknown.
+    source:
+        Where the price was published.
     """
 
     amount: float
@@ -33,35 +40,37 @@ class Price:
         if self.per not in ("hour", "device"):
             raise ValueError(f"a price is per hour or per device, not per {self.per!r}")
         if self.date is not None and not re.fullmatch(r"\d{4}(-\d\d){0,2}", self.date):
-            raise ValueError(f"the date of a price is like 2026-09-20 or 2026-09, not {self.date!r}")
+            raise ValueError(f"the date of a price must look like 2026-09-20 or 2026-09, not {self.date!r}")
         if not self.source:
             raise ValueError("a price needs a source")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One device as PyTorch counts them: one of the two in an MI250X, or in a Max 1550 in flat mode.
+    """One device as PyTorch counts them. An MI250X is two devices; so is a Max 1550 in flat mode.
 
     key, family:
-        ``--hw`` takes either; a key starts with its family.
+        ``--hw`` accepts both. A key starts with its family.
     kind:
-        The ``torch.device`` type, ``cuda`` for AMD's devices too.
+        The ``torch.device`` type; ``cuda`` for AMD's devices too.
     names:
-        Exact names that NVML or ``torch.accelerator`` report; a leading ``NVIDIA`` does not matter, since
-        older drivers leave it out.
+        Exact names that NVML or ``torch.accelerator`` reports. A leading ``NVIDIA`` is ignored, because older drivers
+        leave it out.
     memory_gb:
-        As in the product's name; tells apart devices that share a name.
+        Memory as in the product's name. It distinguishes devices that share a name.
     peak_tflops:
-        Dense peak by number format of a matrix product's inputs, accumulating in fp32; only the formats that
-        the device has. ``fp32`` is full single precision: no tensor cores on NVIDIA, matrix cores on AMD.
+        Dense peak by number format of a matrix product's inputs, with accumulation in fp32. Only the formats that the
+        device supports. ``fp32`` is full single precision: without tensor cores on NVIDIA, with matrix cores on AMD.
     bandwidth_gb_s, power_w:
-        Memory bandwidth in 10⁹ bytes/s; board power in watts as sold, not the cap that is set.
+        Memory bandwidth in 10⁹ bytes/s. Nominal board power in watts, not the configured power cap.
     link, link_gb_s:
-        Fastest link to a neighbour, and its total of both directions per device in 10⁹ bytes/s.
+        The fastest link to another device, and its bandwidth per device, both directions together, in 10⁹ bytes/s.
+    price:
+        ``None`` if no price is known.
     source:
-        Where the figures are published: the vendor's page or data sheet, where there is one.
+        Where the figures are published: the vendor's page or data sheet, if there is one.
 
-    ``None`` stands for a figure that no source gives.
+    ``None`` means that no source gives the figure.
     """
 
     key: str
@@ -81,20 +90,20 @@ class Accelerator:
         if not re.fullmatch(ID, self.key) or not self.key.startswith(f"{self.family}-"):
             raise ValueError(f"key {self.key!r} must be lower case, joined by '-', and start with {self.family}-")
         if self.kind in ("", "cpu"):
-            raise ValueError(f"{self.key}: the kind is a torch.device type such as cuda, not {self.kind!r}")
+            raise ValueError(f"{self.key}: kind must be a torch.device type such as cuda, not {self.kind!r}")
         if not self.names or not all(self.names):
             raise ValueError(f"{self.key}: at least one exact device name is needed")
         for dtype, tflops in self.peak_tflops.items():
             if dtype not in DTYPES:
                 raise ValueError(f"{self.key}: dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
             if not 0 < tflops < 1e5:
-                raise ValueError(f"{self.key}: a peak of {tflops!r} TFLOPS in {dtype} cannot be")
+                raise ValueError(f"{self.key}: a peak of {tflops!r} TFLOPS in {dtype} is impossible")
         for name in ("memory_gb", "bandwidth_gb_s", "link_gb_s", "power_w"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{self.key}: {name} must be above 0, or None where unknown, not {value!r}")
+                raise ValueError(f"{self.key}: {name} must be above 0, or None if unknown, not {value!r}")
         if self.link_gb_s is not None and self.link is None:
-            raise ValueError(f"{self.key}: link_gb_s without the name of the link")
+            raise ValueError(f"{self.key}: link_gb_s needs the name of the link")
         if not self.source.startswith("https://"):
             raise ValueError(f"{self.key}: the source must be an https address, not {self.source!r}")
 
@@ -104,9 +113,9 @@ class Accelerator:
         return self.kind == "cuda" and not self.names[0].startswith("AMD ")
 
 
-# Data sheets print matrix products with structured sparsity, twice the dense figure: every figure below is
-# the dense one. GeForce cards and the L40 multiply at half rate if they accumulate in fp32, as training does:
-# the figures below are those, not the larger ones with fp16 accumulation.
+# All peaks below are dense. Data sheets print the peak with structured sparsity, which is twice the dense peak.
+# All peaks below are for accumulation in fp32, as in training. GeForce cards and the L40 then multiply at half the rate
+# of fp16 accumulation.
 _NVIDIA = "https://www.nvidia.com/content/dam/en-zz/Solutions"
 _IMAGES = "https://images.nvidia.com"
 _V100 = f"{_IMAGES}/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf"
@@ -125,7 +134,7 @@ _GAUDI = "https://docs.habana.ai/en/latest/Gaudi_Overview/Gaudi_Architecture.htm
 _GAUDI3 = f"{_INTEL}/content-details/817486/intel-gaudi-3-ai-accelerator-white-paper.html"
 _MAX = f"{_INTEL}/developer/articles/technical/intel-data-center-gpu-max-series-overview.html"
 
-# Where prices were read.
+# Sources of prices.
 _LAMBDA = "https://lambda.ai/instances"
 _AKASH = "https://akash.network/pricing/gpus/"
 _RUNPOD_AUGUST = "https://huggingface.co/datasets/privum/ai-compute-prices"
@@ -150,7 +159,7 @@ def _buy(amount: float, source: str, date: str | None) -> Price:
 
 # fmt: off
 TABLE: dict[str, Accelerator] = {row.key: row for row in (
-    # NVIDIA Volta and Turing: fp16 only, no bf16, no tf32.
+    # NVIDIA Volta and Turing: tensor cores for fp16 only, no bf16, no tf32.
     Accelerator(
         key="v100-sxm-16gb", family="v100", kind="cuda", memory_gb=16,
         names=("Tesla V100-SXM2-16GB",),
@@ -202,7 +211,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         bandwidth_gb_s=600, link="PCIe 4", link_gb_s=64, power_w=150,
         price=_rent(1.29, _LAMBDA, "2026-09-20"), source=f"{_NVIDIA}/Data-Center/a10/pdf/a10-datasheet.pdf",
     ),
-    Accelerator(  # Made for AWS: little more than half of the A10's tensor rate.
+    Accelerator(  # Made for AWS, with little more than half of the A10's tensor-core rate.
         key="a10g-24gb", family="a10g", kind="cuda", memory_gb=24,
         names=("NVIDIA A10G",),
         peak_tflops={"fp32": 31.5, "tf32": 35, "bf16": 70, "fp16": 70},
@@ -332,7 +341,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         bandwidth_gb_s=3900, link="NVLink 4 bridge", link_gb_s=600, power_w=400,
         price=_rent(3.19, _RUNPOD_AUGUST, "2026-08-19"), source=_H100,
     ),
-    Accelerator(  # Named plainly: only the PCIe card carries a suffix.
+    Accelerator(  # The SXM module's name has no suffix. Only the PCIe card's has one (NVL).
         key="h200-sxm-141gb", family="h200", kind="cuda", memory_gb=141,
         names=("NVIDIA H200",),
         peak_tflops={"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
@@ -346,14 +355,14 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         bandwidth_gb_s=4800, link="NVLink 4 bridge", link_gb_s=900, power_w=600,
         source=_H200,
     ),
-    Accelerator(  # NVIDIA publishes no data sheet: the figures are a third party's.
+    Accelerator(  # NVIDIA publishes no data sheet, so the figures are from a third party.
         key="h20-sxm-96gb", family="h20", kind="cuda", memory_gb=96,
         names=("NVIDIA H20",),
         peak_tflops={"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148, "fp8": 296},
         bandwidth_gb_s=4000, link="NVLink 4", link_gb_s=900, power_w=400,
         source="https://github.com/lamonoai/gpumap/blob/main/nvidia/GPU.md",
     ),
-    Accelerator(  # The power is that of the module, CPU included.
+    Accelerator(  # The power is the module's, CPU included.
         key="gh200-96gb", family="gh200", kind="cuda", memory_gb=96,
         names=("NVIDIA GH200 480GB",),
         peak_tflops={"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
@@ -376,7 +385,8 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         bandwidth_gb_s=1792, link="PCIe 5", link_gb_s=128, power_w=575,
         price=_buy(1999, _RTX_50, "2025-01"), source=_BLACKWELL_RTX,
     ),
-    # AMD. A MI250X is two devices to PyTorch: half of the package, whose links are not published per half.
+    # AMD. PyTorch sees an MI250X as two devices, and the figures are for one of them. AMD publishes links per package
+    # only.
     Accelerator(
         key="mi250x-64gb", family="mi250x", kind="cuda", memory_gb=64,
         names=("AMD Instinct MI250X",),
@@ -400,7 +410,7 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         price=_rent(1.95, _AMD_MAY, "2026-05-18"),
         source=f"{_AMD}/mi300/mi325x.html",
     ),
-    # Intel Gaudi. For the first, no peak was ever published.
+    # Intel Gaudi. No peak of the first Gaudi was ever published.
     Accelerator(
         key="gaudi-32gb", family="gaudi", kind="hpu", memory_gb=32,
         names=("GAUDI",),
@@ -422,8 +432,8 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
         bandwidth_gb_s=3700, link="24 × 200 Gb Ethernet", link_gb_s=1200, power_w=900,
         price=_buy(15625, _GAUDI3_KIT, "2024-06"), source=_GAUDI3,
     ),
-    # Intel Max 1550: one device in composite mode, two in flat mode (the default), under one name. Peaks are
-    # operations per clock × 128 cores × 1.6 GHz.
+    # Intel Max 1550: one device in composite mode, two in flat mode (the default). The name is the same in both modes.
+    # The peak of the whole card is operations per clock × 128 cores × 1.6 GHz.
     Accelerator(
         key="max-1550-64gb", family="max-1550", kind="xpu", memory_gb=64,
         names=("Intel(R) Data Center GPU Max 1550",),
@@ -440,4 +450,4 @@ TABLE: dict[str, Accelerator] = {row.key: row for row in (
     ),
 )}
 # fmt: on
-"""Every known accelerator by its key. To add one, add a row: see docs/add-hardware.md."""
+"""All known accelerators by key. To add an accelerator, add a row: see docs/add-hardware.md."""

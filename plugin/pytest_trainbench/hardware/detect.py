@@ -1,8 +1,8 @@
-"""Look at the machine: which devices are here, without touching them.
+"""Find the machine's devices without opening them.
 
-NVIDIA's devices are read through NVML, which creates no CUDA context and needs no torch: a context in this
-process would take memory from the ranks and could not be forked. Other accelerators are asked for through
-``torch.accelerator`` in a throw-away process; that path follows the documentation and is untested on devices.
+NVML lists NVIDIA's devices. It needs no torch and creates no CUDA context. A context in this process would take memory
+from the ranks and could not be forked. For other accelerators a short-lived process asks ``torch.accelerator``. That
+path follows the documentation and is untested on devices.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from pytest_trainbench.hardware.resolve import Found, HardwareNotFound, kind_of, rows
 
 PROBE_TIMEOUT_S = 120
-"""Importing torch from a cold disk takes tens of seconds."""
+"""Time limit of the process that asks torch. Importing torch from a cold disk takes tens of seconds."""
 
 SIGNS = ("dev/kfd", "dev/accel", "dev/accel[0-9]*", "dev/hl[0-9]*", "dev/davinci[0-9]*", "dev/dri/renderD*")
-"""Device files of AMD's, Intel's and Huawei's drivers. A sign is no proof: it only makes it worth the
-seconds that asking torch costs."""
+"""Device files of AMD's, Intel's and Huawei's drivers. They do not prove that there is a device. ``--hw auto`` asks
+torch, which takes seconds, only if one of these files exists."""
 
 _PROBE = """
 import json, torch
@@ -52,11 +52,13 @@ def find(
     root: Path = Path("/"),
     probe: Callable[[], Devices] | None = None,
 ) -> Found:
-    """What this process may use, looking only as far as ``request`` (the value of ``--hw``) needs.
+    """The devices that this process may use. ``request`` is the value of ``--hw``, and limits the search.
 
-    Honours ``CUDA_VISIBLE_DEVICES``. Where NVML is missing or fails there are no NVIDIA devices, and
-    ``hidden`` says why. Raises :class:`HardwareNotFound` for a device that MIG splits, where no instance is
-    named. ``nvml`` (the module ``pynvml``), ``root`` (above ``dev``, ``proc``), ``probe``: for tests.
+    Honours ``CUDA_VISIBLE_DEVICES``. If NVML is missing or fails, no NVIDIA device is found. After a failure ``hidden``
+    says why. Raises :class:`HardwareNotFound` if MIG splits a visible device, and ``CUDA_VISIBLE_DEVICES`` names none
+    of its instances.
+
+    Tests replace ``nvml`` (the module ``pynvml``), ``root`` (the parent of ``dev`` and ``proc``) and ``probe``.
     """
     cpu = Found(
         cpu_model=_cpu_model(root),
@@ -84,7 +86,7 @@ def find(
 def _kind(request: str) -> str | None:
     try:
         return kind_of(request)
-    except HardwareNotFound:  # Perhaps the id of a device that is not in the table: look.
+    except HardwareNotFound:  # It may be the id of a device that is not in the table.
         return None
 
 
@@ -97,12 +99,12 @@ def _pynvml() -> Any:
 
 
 def _nvidia(nvml: Any, environ: Mapping[str, str], cpu: Found) -> Found:
-    """``cpu`` with the NVIDIA devices of the machine, or with the reason why there are none."""
+    """``cpu`` with the machine's NVIDIA devices added, or with the reason why none can be used."""
     if nvml is None:
         return cpu
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError_LibraryNotFound:  # No driver: the usual case without NVIDIA devices.
+    except nvml.NVMLError_LibraryNotFound:  # No driver, as on most machines without NVIDIA devices.
         return cpu
     except nvml.NVMLError as error:
         return replace(cpu, hidden=f"NVIDIA's driver fails: {error}.")
@@ -130,11 +132,11 @@ def _nvidia(nvml: Any, environ: Mapping[str, str], cpu: Found) -> Found:
 
 
 def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[Any]:
-    """Handles of the devices that CUDA would show, by its rules for ``CUDA_VISIBLE_DEVICES``."""
+    """Handles of the devices that CUDA makes visible, by its rules for ``CUDA_VISIBLE_DEVICES``."""
     value = environ.get("CUDA_VISIBLE_DEVICES")
     words = [word.strip() for word in value.split(",")] if value is not None else []
-    # By default CUDA numbers the fastest device first, and NVML by bus: on a mixed machine a number does not
-    # say which device is meant, so all of them count, and the choice is left to the user.
+    # By default CUDA numbers devices by speed, and NVML by PCI bus. So on a machine with several models a number is
+    # ambiguous. Then all devices count as visible, and resolve() asks the user to choose by UUID.
     mixed = len({nvml.nvmlDeviceGetName(handle) for handle in handles}) > 1
     by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if value is None or (mixed and not by_bus and all(_is_index(word, handles) for word in words)):
@@ -143,7 +145,7 @@ def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[
         chosen = []
         for word in words:
             handle = _handle(nvml, handles, word)
-            if handle is None:  # CUDA ignores whatever follows a word that names no device.
+            if handle is None:  # CUDA ignores all words after the first that names no device.
                 break
             chosen.append(handle)
     for handle in chosen:
@@ -162,7 +164,7 @@ def _is_index(word: str, handles: list[Any]) -> bool:
 def _handle(nvml: Any, handles: list[Any], word: str) -> Any:
     if _is_index(word, handles):
         return handles[int(word)]
-    if word.startswith("GPU-"):  # Any beginning that names one device will do.
+    if word.startswith("GPU-"):  # CUDA accepts a prefix of a UUID if it is unique.
         named = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(word)]
         return named[0] if len(named) == 1 else None
     if word.startswith("MIG-"):
@@ -175,17 +177,17 @@ def _handle(nvml: Any, handles: list[Any], word: str) -> Any:
 
 def _split_by_mig(nvml: Any, handle: Any) -> bool:
     if nvml.nvmlDeviceGetUUID(handle).startswith("MIG-"):
-        return False  # An instance; its name and memory are its own, so no row of the table is mistaken for it.
+        return False  # An instance has its own name and memory, so it matches no row of the table.
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # The device knows no MIG.
+    except nvml.NVMLError:  # The device does not support MIG.
         return False
 
 
 def _capability(nvml: Any, handles: list[Any]) -> tuple[int, int] | None:
     try:
         return min(tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles)
-    except nvml.NVMLError:  # A MIG instance has none of its own.
+    except nvml.NVMLError:  # NVML reports no compute capability for a MIG instance.
         return None
 
 
@@ -194,7 +196,7 @@ def _sign(root: Path) -> bool:
 
 
 def _probe() -> Devices:
-    """Devices of ``torch.accelerator``, from a process that ends; none where torch is absent or fails."""
+    """Devices of ``torch.accelerator``, read in a short-lived process. Empty if torch is missing or fails."""
     command = [sys.executable, "-c", _PROBE]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stdout

@@ -1,4 +1,4 @@
-"""What a measurement was taken in: what makes two records incomparable, and what may explain a difference."""
+"""The environment of a measurement: facts that must match to compare records, and facts that may explain a change."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any
 from pytest_trainbench.hardware.resolve import Hardware
 
 Value = str | int | float | bool
-"""What a fact is: a JSON scalar."""
+"""The value of a fact: a JSON scalar."""
 
 Difference = tuple[str, Value | None, Value | None]
-"""Name, old and new value of a fact; ``None`` where a side does not have it."""
+"""Name, old value and new value of a fact; ``None`` if that side lacks the fact."""
 
 DISTRIBUTIONS = (
     "triton",
@@ -45,10 +45,10 @@ DISTRIBUTIONS = (
     "pytest-trainbench",
     "numpy",
 )
-"""Installed distributions whose version may change the number, the most telling first."""
+"""Installed distributions whose version may change a measurement, the most likely cause first."""
 
 TELLING = ("torch", "cuda", "rocm", "driver", "nccl", "cudnn", *DISTRIBUTIONS[:-1], "commit")
-"""Suspects in the order in which they are shown; others follow by name."""
+"""Suspects in the order in which reports show them. All others follow, sorted by name."""
 
 VARIABLES = (
     "CUBLAS_",
@@ -64,31 +64,33 @@ VARIABLES = (
     "TORCHINDUCTOR_",
     "TORCH_",
 )
-"""Beginnings of the names of environment variables that may change the number."""
+"""Name prefixes of environment variables that may change a measurement."""
 
 PRIVATE = ("CUDA_VISIBLE_DEVICES", "COMM_ID", "HOSTID", "KEY", "PASSWORD", "SECRET", "TOKEN")
-"""Endings of the names of variables that name a machine or hold a secret, and are left out."""
+"""Name suffixes of environment variables that identify a machine or hold a secret. They are left out."""
 
 MAX_NVLINKS = 36
-"""Links of a device at most, in any generation so far."""
+"""The most NVLinks of a device, in any generation so far."""
 
 PCIE_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""``NVML_TOPOLOGY_*`` levels, nearest first, by the words of ``nvidia-smi topo -m``."""
+"""Names in ``nvidia-smi topo -m`` by ``NVML_TOPOLOGY_*`` level, nearest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Facts about one session; JSON-able. A fact that cannot be read is absent, never guessed.
+    """Facts about one run, as JSON-able data. A fact that cannot be read is absent, never guessed.
 
     must_match:
-        ``device``, ``link`` (between the devices: ``NVLink ×18 all to all``, ``PCIe SYS``, ``none``) and
-        ``power_cap_w``, all of the slowest device or pair; of a case on several nodes also ``devices_a_node``.
-        Records that differ here do not compare.
+        ``device``; ``link`` between the devices (``NVLink ×18 all to all``, ``PCIe SYS``, ``none``); ``power_cap_w``;
+        and ``devices_a_node`` for a case on several nodes. The slowest device or pair counts. Records that differ here
+        are incomparable.
     suspects:
-        What may differ, and is shown when a number moved.
+        Facts that may differ. Reports list the differences if a metric changed.
     machine:
-        Eight hex digits that stay the same on one machine and say nothing about it: of its GPUs, else its
-        ``/etc/machine-id``, else its name. Empty where it has none of them.
+        Id of the machine: eight hex digits of a hash, which reveal nothing about it. The hash is that of its GPUs'
+        UUIDs, else of ``/etc/machine-id``, else of its host name. Empty if the machine has none of these.
+
+    Raises ``ValueError`` for a fact that is no JSON scalar, and for another form of ``machine``.
     """
 
     must_match: Mapping[str, Value]
@@ -99,9 +101,9 @@ class Environment:
         for facts in (self.must_match, self.suspects):
             for name, value in facts.items():
                 if not isinstance(value, Value):
-                    raise ValueError(f"{name}={value!r} is no fact: expected text, a number, true or false")
+                    raise ValueError(f"fact {name} must be text, a number, true or false, not {value!r}")
         if self.machine and (len(self.machine) != 8 or set(self.machine) - set("0123456789abcdef")):
-            raise ValueError(f"a machine is eight hex digits, not {self.machine!r}")
+            raise ValueError(f"machine must be eight hex digits, not {self.machine!r}")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -126,7 +128,7 @@ def capture(
 ) -> Environment:
     """The environment of this process, on ``hardware``, with the commit of the repository at ``root``.
 
-    Imports torch where it is installed, and creates no CUDA context. The other arguments are for tests.
+    Imports torch if it is installed, and creates no CUDA context. The other arguments are for tests.
     """
     suspects: dict[str, Value | None] = {**_torch_versions(torch), **_distributions()}
     must_match: dict[str, Value | None] = {"device": hardware.device_name}
@@ -156,9 +158,9 @@ def capture(
 
 
 def mismatches(old: Environment, new: Environment, *, devices: int) -> list[Difference]:
-    """Why records of a case that keeps so many ``devices`` busy do not compare; empty where they do.
+    """The facts that make two records incomparable; empty if they compare.
 
-    A single one uses no link, so that what joins it to others does not matter.
+    ``devices`` is the number of devices that the case drives. A single device uses no link, so ``link`` may differ.
     """
     names = [name for name in ("device", "link", "power_cap_w") if name != "link" or devices > 1]
     before, now = ({"nodes": nodes(one, devices)} for one in (old, new))
@@ -166,12 +168,12 @@ def mismatches(old: Environment, new: Environment, *, devices: int) -> list[Diff
 
 
 def nodes(environment: Environment, devices: int) -> int:
-    """How many machines a case was on that keeps so many ``devices`` busy."""
+    """The number of nodes of a case that drives ``devices`` devices in all."""
     return math.ceil(devices / int(environment.must_match.get("devices_a_node", devices)))
 
 
 def differences(old: Environment, new: Environment) -> list[Difference]:
-    """Suspects that differ, the most telling first, and last whether it is another machine."""
+    """Suspects that differ, in the order of :data:`TELLING`. The machine comes last, if it differs."""
     names = sorted({*old.suspects, *new.suspects} - set(TELLING))
     changed = _changed(old.suspects, new.suspects, [*TELLING, *names])
     return changed + _changed({"machine": old.machine}, {"machine": new.machine}, ["machine"])
@@ -182,7 +184,7 @@ def _changed(old: Mapping[str, Value], new: Mapping[str, Value], names: Iterable
 
 
 def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What NVML answers, or ``None`` where this driver or device does not say."""
+    """NVML's answer; ``None`` if this driver or device does not support the function."""
     try:
         return getattr(nvml, function)(*arguments)
     except nvml.NVMLError:
@@ -190,7 +192,7 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
 
 
 def _link(nvml: Any, handles: list[Any]) -> str | None:
-    """What joins the devices, by the worst of their pairs."""
+    """The link between the devices, named after the slowest pair; ``None`` if NVML does not say."""
     if len(handles) == 1:
         return "none"
     pairs = list(combinations(handles, 2))
@@ -210,7 +212,7 @@ def _active_nvlinks(nvml: Any, handle: Any) -> int:
 
 
 def _lowest(nvml: Any, handles: list[Any], function: str, *arguments: Any) -> int | None:
-    """The lowest of the devices' answers: a step waits for its slowest rank."""
+    """The lowest of the devices' answers, because a step waits for its slowest rank. ``None`` if one is missing."""
     values = [_ask(nvml, function, handle, *arguments) for handle in handles]
     return None if not values or None in values else min(values)
 
@@ -221,7 +223,7 @@ def _power_cap_w(nvml: Any, handles: list[Any]) -> int | None:
 
 
 def _clocks(nvml: Any, handles: list[Any]) -> dict[str, Value | None]:
-    """Clocks in MHz, and whether memory corrects errors, which costs bandwidth on some devices."""
+    """Clocks in MHz, and whether ECC is on, which costs memory bandwidth on some devices."""
     ecc = [_ask(nvml, "nvmlDeviceGetEccMode", handle) for handle in handles]
     application, maximum = "nvmlDeviceGetApplicationsClock", "nvmlDeviceGetMaxClockInfo"
     return {
@@ -234,21 +236,21 @@ def _clocks(nvml: Any, handles: list[Any]) -> dict[str, Value | None]:
 
 
 def _all_uuids(nvml: Any) -> tuple[str, ...]:
-    """Of all devices of the machine, used or not: it stays the same machine when fewer are used."""
+    """UUIDs of all devices of the machine, used or not. So the machine's id does not depend on the devices used."""
     count = _ask(nvml, "nvmlDeviceGetCount") or 0
     handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
     return tuple(uuid for handle in handles if handle and (uuid := _ask(nvml, "nvmlDeviceGetUUID", handle)))
 
 
 def _torch_versions(torch: Any) -> dict[str, Value | None]:
-    """Versions of torch and of what it was built with; nothing here creates a CUDA context."""
+    """Versions of torch and of the libraries it was built with. Reading them creates no CUDA context."""
     if torch is None:
         try:
             torch = importlib.import_module("torch")
         except ImportError:
             return {}
     nccl = None
-    with suppress(AttributeError):  # of a build without NCCL
+    with suppress(AttributeError):  # torch was built without NCCL
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
     return {
         "torch": str(torch.__version__),
@@ -270,7 +272,7 @@ def _distributions() -> dict[str, Value]:
 
 
 def _commit(root: Path) -> str | None:
-    """Abbreviated commit of the repository at ``root``, with ``+dirty`` where files differ from it."""
+    """Abbreviated commit of the repository at ``root``; ``+dirty`` follows if files differ from the commit."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(root), *arguments]
@@ -284,7 +286,8 @@ def _commit(root: Path) -> str | None:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Value]:
-    """Variables that may change the number. Of a path only the last part: the rest tells of the machine."""
+    """Environment variables that may change a measurement. Only the last part of a path is kept, because the rest may
+    identify the machine."""
     return {
         name: Path(value).name if "/" in value else value
         for name, value in sorted(environ.items())
@@ -298,7 +301,7 @@ def _machine(uuids: tuple[str, ...], etc: Path) -> str:
     identity = ""
     with suppress(OSError):
         identity = (etc / "machine-id").read_text(encoding="utf-8").strip()
-    if identity in ("", "uninitialized"):  # as in images of containers, and of machines that have not started yet
+    if identity in ("", "uninitialized"):  # in images of containers, and before a machine's first start
         identity = platform.node()
         if identity.partition(".")[0] == "localhost":
             return ""
@@ -306,10 +309,10 @@ def _machine(uuids: tuple[str, ...], etc: Path) -> str:
 
 
 def digest(names: Iterable[str]) -> str:
-    """Eight hex digits that are those of the same names in any order, and do not tell them."""
+    """Eight hex digits of a hash of the names. Their order does not matter, and the digits do not reveal them."""
     return hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
 
 
 def fact(value: object) -> str:
-    """A fact of an environment in words."""
+    """A fact's value as text; ``not known`` if there is none."""
     return "not known" if value is None else str(value)

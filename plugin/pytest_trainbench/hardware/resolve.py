@@ -1,6 +1,6 @@
-"""Which hardware ``--hw`` names on the machine at hand.
+"""Find the hardware that ``--hw`` names among the devices found.
 
-Nothing here looks at a machine: :mod:`pytest_trainbench.hardware.detect` does, and hands over a :class:`Found`.
+This module reads no hardware. :mod:`pytest_trainbench.hardware.detect` does, and returns a :class:`Found`.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from pytest_trainbench.hardware.catalog import ID, TABLE, Accelerator
 from pytest_trainbench.schema.step import DTYPES
 
 NVIDIA_SINCE = {"fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
-"""Lowest compute capability with each format. Source: CUDA C++ Programming Guide, "Arithmetic Instructions" and
-"Warp Matrix Functions"."""
+"""The lowest compute capability that supports each format. Source: CUDA C++ Programming Guide, "Arithmetic
+Instructions" and "Warp Matrix Functions"."""
 
 MEMORY_TOLERANCE = 0.12
-"""How far a device's memory may be from its row's, as a fraction. Drivers report up to 8 % less than the name
-says (ECC, reserved); devices that share a name differ by a factor of two."""
+"""Allowed difference between a device's memory and its row's, as a fraction. Drivers report up to 8 % less than the
+product's name (ECC, reserved memory). Devices that share a name differ by a factor of two."""
 
 
 class HardwareNotFound(ValueError):
-    """The hardware asked for is not here, or is not known; the message says what to type instead."""
+    """Raised if the requested hardware is missing or unknown. The message says what to type instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a machine has: its accelerators of one kind (none where ``names`` is empty), and its CPU.
+    """The machine's CPU and its accelerators of one kind. Without accelerators ``names`` is empty.
 
     names, memory_bytes, uuids:
-        One entry a visible device; memory is ``None`` where the driver does not say; ``uuids`` is empty for
+        One entry per visible device. A memory is ``None`` if the driver does not report it. ``uuids`` is empty for
         devices that NVML does not report.
     compute_capability:
-        The lowest of NVIDIA's devices.
+        The lowest of all NVIDIA devices.
     cores:
-        CPU cores this process may use.
+        Number of CPU cores that this process may use.
     hidden:
-        A sentence about devices that exist and that a setting hides; for messages.
+        One sentence about devices that exist but cannot be used, for messages.
     """
 
     kind: str = "cpu"
@@ -63,17 +63,17 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What this session runs on.
+    """The hardware of a run.
 
     id:
-        Names the folder of its baselines: the row's key, or for a device that is not in the table a slug of
-        its name and memory, or ``cpu-<model>-<cores>c``.
+        The name of the folder of its baselines. It is the key of the row in the table. A device without a row has its
+        name and memory as id, a CPU ``cpu-<model>-<cores>c``.
     count:
-        Devices that may be used; on a CPU, its cores.
+        Number of devices that may be used; on a CPU, the number of cores.
     memory_bytes:
-        Of the device that has least; on a CPU, of the machine; ``None`` where it is not known.
+        Memory of the device that has least; on a CPU, of the machine. ``None`` if unknown.
     accelerator:
-        The row, or ``None`` for a CPU and for a device that is not in the table.
+        The row in the table; ``None`` for a CPU and for a device without a row.
     """
 
     id: str
@@ -87,14 +87,14 @@ class Hardware:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(ID, self.id):
-            raise ValueError(f"a hardware id is lower case, joined by '-', not {self.id!r}")
+            raise ValueError(f"a hardware id must be lower case, joined by '-', not {self.id!r}")
         if self.count < 1:
             raise ValueError(f"{self.id}: at least one device is needed, not {self.count!r}")
         if self.accelerator is not None and self.accelerator.kind != self.kind:
             raise ValueError(f"{self.id}: a device of kind {self.kind} cannot be a {self.accelerator.key}")
 
     def peak_tflops(self, dtype: str) -> float | None:
-        """Dense peak of one device in TFLOPS; ``None`` where no source gives one, never a guess.
+        """Dense peak of one device in TFLOPS; ``None`` if no source gives it.
 
         Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.schema.step.DTYPES`.
         """
@@ -104,17 +104,19 @@ class Hardware:
 
     @property
     def amp(self) -> str:
-        """What mixed precision means here: ``bf16`` where the device has it, otherwise ``fp16``."""
+        """The format of mixed precision on this hardware: ``bf16`` if supported, else ``fp16``."""
         return "bf16" if self.has("bf16") else "fp16"
 
     @property
     def full(self) -> str:
-        """What single precision means here: ``tf32`` products where the device has them, else ``fp32``."""
+        """The format of single-precision products on this hardware: ``tf32`` if supported, else ``fp32``."""
         return "tf32" if self.has("tf32") else "fp32"
 
     def has(self, dtype: str) -> bool:
-        """Whether the device multiplies matrices of ``dtype``: from its row, or for a CPU and for a device that is not
-        in the table, from what all of its kind have. All have fp32, also where no source gives a peak.
+        """Whether the hardware supports matrix products in ``dtype``.
+
+        The row in the table says so. Without a row, the formats that all hardware of this kind supports count. All
+        hardware supports fp32, also if no source gives its peak.
 
         Raises ``ValueError`` for a dtype that is not in :data:`~pytest_trainbench.schema.step.DTYPES`.
         """
@@ -128,24 +130,24 @@ class Hardware:
 
 
 def families() -> tuple[str, ...]:
-    """Families in the table, in its order."""
+    """Families in the order of the table."""
     return tuple(dict.fromkeys(row.family for row in TABLE.values()))
 
 
 def rows(request: str) -> tuple[Accelerator, ...]:
-    """Rows that a family or an exact key names; none for any other word."""
+    """Rows of the family or the exact key ``request``; empty if there is no such row."""
     return tuple(row for row in TABLE.values() if request in (row.key, row.family))
 
 
 def kind_of(request: str) -> str:
-    """The ``torch.device`` type that ``request`` means, from the table alone: no device is needed.
+    """The ``torch.device`` type of ``request``, from the table alone. No device is needed.
 
-    Raises :class:`HardwareNotFound` for ``auto``, which only devices can answer, and for an unknown name.
+    Raises :class:`HardwareNotFound` for an unknown name, and for ``auto``, which depends on the machine's devices.
     """
     if request == "cpu" or request.startswith("cpu-"):
         return "cpu"
     if request == "auto":
-        raise HardwareNotFound("--hw auto: only devices can tell. Name the hardware, as in --hw a100 or --hw cpu.")
+        raise HardwareNotFound("--hw auto depends on the devices here. Name the hardware, as in --hw a100 or --hw cpu.")
     named = rows(request)
     if not named:
         raise _unknown(request)
@@ -153,10 +155,17 @@ def kind_of(request: str) -> str:
 
 
 def resolve(request: str, found: Found) -> Hardware:
-    """The hardware that ``request`` names on a machine where ``found`` was found.
+    """The hardware that ``request`` names on the machine that ``found`` describes.
 
-    ``request`` is ``auto`` (the accelerator, or the CPU where there is none), ``cpu``, a family (``a100``:
-    the variant that is here), an exact key, or the ``id`` of what is here. Raises :class:`HardwareNotFound`.
+    ``request`` is one of these:
+
+    * ``auto``: the accelerator, or the CPU if there is no accelerator.
+    * ``cpu``.
+    * A family, such as ``a100``: the variant that the machine has.
+    * The exact key of a row.
+    * The ``id`` of the machine's hardware.
+
+    Raises :class:`HardwareNotFound` if the machine does not have it.
     """
     cpu = _cpu(found)
     if request in ("cpu", cpu.id):
@@ -186,7 +195,7 @@ def resolve(request: str, found: Found) -> Hardware:
 
 
 def tidy_cpu_name(model: str) -> str:
-    """A CPU's model without trade marks, clock rate and filler: ``Intel Xeon Platinum 8481C``."""
+    """A CPU's model without trademarks, clock rate and filler words, such as ``Intel Xeon Platinum 8481C``."""
     model = re.sub(r"\((r|tm|c)\)", " ", model, flags=re.IGNORECASE)
     model = re.sub(r"@.*|\b(cpu|processor|with radeon graphics|\d+-core)\b", " ", model, flags=re.IGNORECASE)
     return " ".join(model.split()) or "unknown"
@@ -208,7 +217,7 @@ def _cpu(found: Found) -> Hardware:
 
 
 def _accelerators(found: Found) -> list[Hardware]:
-    """One :class:`Hardware` per model that was found."""
+    """One :class:`Hardware` per model found."""
     models: dict[str, list[int]] = {}
     for index, (name, memory_bytes) in enumerate(zip(found.names, found.memory_bytes, strict=True)):
         row = _row(found.kind, name, memory_bytes)
@@ -236,7 +245,7 @@ def _row(kind: str, name: str, memory_bytes: int | None) -> Accelerator | None:
         if row.kind == kind and any(plain == known.removeprefix("NVIDIA ") for known in row.names)
     ]
     if memory_bytes is not None:
-        # Product names mean 2³⁰ bytes where they say GB.
+        # GB in a product's name means 2³⁰ bytes.
         named = [row for row in named if abs(memory_bytes / 2**30 / row.memory_gb - 1) <= MEMORY_TOLERANCE]
     return named[0] if len(named) == 1 else None
 
@@ -264,7 +273,7 @@ def _advice(wanted: tuple[Accelerator, ...], here: list[Hardware]) -> str:
     row = here[0].accelerator
     if row is None or len(here) > 1:
         return "--hw auto"
-    # The family is enough, unless it is just what was asked for.
+    # The family is enough, unless the user asked for another variant of it.
     word = row.key if row.family in {other.family for other in wanted} else row.family
     return f"--hw {word}, or --hw auto"
 
@@ -275,6 +284,6 @@ def _unknown(request: str, *, extra: tuple[str, ...] = ()) -> HardwareNotFound:
     closest = list(dict.fromkeys(TABLE[word].family if word in TABLE else word for word in near))
     ordered = [*closest, *(word for word in known if word not in closest)]
     return HardwareNotFound(
-        f"--hw {request}: no such hardware is known. Type --hw auto, --hw cpu, or --hw with one of "
-        f"{', '.join(ordered)} (docs/add-hardware.md adds one)."
+        f"--hw {request}: this hardware is unknown. Type --hw auto, --hw cpu, or --hw with one of "
+        f"{', '.join(ordered)} (docs/add-hardware.md says how to add hardware)."
     )

@@ -1,4 +1,4 @@
-"""What git says of a folder."""
+"""Run git in a folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ OF_ONE_REPOSITORY = {
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
 }
-"""Variables that name a repository or a part of one."""
+"""Environment variables that point git at a repository or a part of it. Git sets them for its hooks."""
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises ``ValueError`` with what it found fatal where it fails, or where it is not there."""
+    """Return git's output. Raises ``ValueError`` with git's ``fatal:`` line if git fails, or if it is not installed."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=True)
@@ -28,5 +28,5 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def environ() -> dict[str, str]:
-    """Without what git tells its hooks, which would name another repository than the folder does."""
+    """The process's environment without :data:`OF_ONE_REPOSITORY`, so that git uses the folder's own repository."""
     return {name: value for name, value in os.environ.items() if name not in OF_ONE_REPOSITORY}

@@ -1,4 +1,4 @@
-"""Which project is this? A name that its clones share on every machine, and that no other project has."""
+"""The project's name: the same in all clones on every machine, and different from all other projects."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 from pytest_trainbench.project.git import git
 
 READABLE, DIGITS = 40, 8
-"""Characters of a name that are for people, and hexadecimal digits of SHA-256 that tell projects apart."""
+"""How many characters of the name are readable, and how many hexadecimal digits of SHA-256 make it unique."""
 
 
 def project_name(root: Path, given: str = "") -> str:
-    """The project at ``root`` as the name of a folder: ``<its last word>-<eight hex digits>``.
+    """A folder name for the project at ``root``: ``<last word>-<eight hex digits>``, from the first of these:
 
-    ``given``, where the user names the project, is all that counts. Otherwise a project is a repository and the place
-    of ``root`` in it. The URL of its git remote (``origin``, else the first one) stands for the repository: all
-    clones have it, a shallow one too, which has not the first commit. Without a remote the folder where git keeps the
-    repository stands for it, which its worktrees share. Outside of git the path of ``root`` is the project.
+    1. ``given``, the name that the user chose.
+    2. The URL of the git remote (``origin``, else the first by name), and the place of ``root`` in the repository. All
+       clones share the URL. The first commit would not do, because shallow clones lack it.
+    3. The folder of the git repository, which all worktrees share, and the place of ``root`` in it.
+    4. Outside of git, the path of ``root``.
     """
     identity = given or _repository(root) or str(root.resolve())
     word = re.sub(r"[^\w.-]+", "-", Path(identity).name, flags=re.ASCII)[:READABLE]
@@ -27,10 +28,10 @@ def project_name(root: Path, given: str = "") -> str:
 
 
 def repository_of(url: str, folder: Path) -> str:
-    """What a remote's URL names, however it is written: ``host/path`` without protocol, user, password, port and
-    ``.git``, or the path of a repository on this machine, which may be relative to ``folder``."""
+    """The same text for all spellings of a remote's URL: ``host/path`` without protocol, user, password, port and
+    ``.git``. A repository on this machine gives its absolute path; ``url`` may then be relative to ``folder``."""
     found = re.fullmatch(r"(?!file:)[a-z][a-z0-9+.-]*://(?P<host>[^/]*)/(?P<path>.*)", url, flags=re.IGNORECASE)
-    found = found or re.fullmatch(r"(?!file:)(?P<host>[^/:]+):(?P<path>.*)", url)  # as of ssh: git@host:path
+    found = found or re.fullmatch(r"(?!file:)(?P<host>[^/:]+):(?P<path>.*)", url)  # ssh's short form: git@host:path
     if found is None:
         return str((folder / re.sub("^file://", "", url)).resolve()).removesuffix(".git")
     host = re.sub(r":\d*$", "", found["host"].rpartition("@")[2])
@@ -38,7 +39,7 @@ def repository_of(url: str, folder: Path) -> str:
 
 
 def _repository(root: Path) -> str:
-    """The repository that ``root`` is in, and where; empty where git knows none."""
+    """The repository and the place of ``root`` in it; empty if ``root`` is in no repository."""
     try:
         tree = Path(git(root, "rev-parse", "--show-toplevel"))
         inside = root.resolve().relative_to(tree.resolve())

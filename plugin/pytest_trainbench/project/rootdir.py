@@ -1,7 +1,7 @@
-"""Did the value of an option lead pytest to another root?
+"""Find out whether the value of an option led pytest to the wrong root.
 
-pytest looks for its root, and so for the ini file, before it knows the options of plugins. It takes the second word of
-``--report-md /abs/x.md`` for a path of tests, where such a file exists, and may find another project's root.
+pytest looks for its root and the ini file before it knows the options of plugins. If ``/abs/x.md`` exists, pytest reads
+the second word of ``--report-md /abs/x.md`` as a path of tests. It may then find the root of another project.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ INI_FILES = {
     "tox.ini": r"^\[pytest\]",
     "setup.cfg": r"^\[tool:pytest\]",
 }
-"""What a file of this name must contain to be an ini file; in one folder the first of them counts."""
+"""Names of ini files, each with the regular expression that its text must contain. The first in a folder counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """What pytest found: the project's root and, where there is one, the ini file."""
+    """The project's root and its ini file; ``None`` if there is no ini file."""
 
     path: Path
     ini: Path | None
 
 
 def find(paths: Iterable[str], *, folder: Path, given: Path | None = None) -> Root:
-    """The root that pytest finds for the ``paths`` of a command line in ``folder``; ``given`` is that of ``--rootdir``.
+    """The root that pytest finds for ``paths`` of a command line in ``folder``. ``given``: the value of ``--rootdir``.
 
     Source: https://docs.pytest.org/en/stable/reference/customize.html, and ``determine_setup`` of pytest 9.2.
     """
@@ -65,12 +65,20 @@ def misled(
     found: Root,
     given: Path | None = None,
 ) -> str:
-    """The sentence for a command line whose root is another because a value is a word of its own; empty where it is the
-    same.
+    """One sentence for the user, if pytest found the wrong root because of ``--flag value``; empty if it did not.
 
-    ``words`` of the command line, typed in ``folder``; of these the ``paths`` of tests, and the ``flags`` of ours that
-    take a value; what pytest ``found``; the root that ``--rootdir`` gave. Where the rules here do not lead to what
-    pytest found, something else played a part, and nothing is said.
+    words:
+        The command line, typed in ``folder``.
+    flags:
+        The plugin's options that take a value.
+    paths:
+        The words that are paths of tests.
+    found:
+        The root that pytest found.
+    given:
+        The value of ``--rootdir``.
+
+    Also empty if :func:`find` does not explain the root that pytest found: then another cause is at work.
     """
     pairs = {
         at: (flag, value)
@@ -87,14 +95,14 @@ def misled(
     typed = " ".join(shlex.join(pair) for pair in pairs.values())
     better = " ".join(shlex.quote(f"{flag}={value}") for flag, value in pairs.values())
     if right.path != found.path:
-        what = f"take {found.path} for the project's root instead of {right.path}"
+        what = f"use {found.path} as the project's root instead of {right.path}"
     else:
         what = f"read {found.ini or 'no ini file'} instead of {right.ini or 'no ini file'}"
     return f"{typed} made pytest {what}: write {better}"
 
 
 def _ini(folders: Iterable[Path]) -> Path | None:
-    """The ini file of the first folder that has one, in itself or above it; else the first ``pyproject.toml``."""
+    """The first ini file in one of the folders or their parents; else the first ``pyproject.toml`` of any content."""
     files = [base / name for folder in folders for base in (folder, *folder.parents) for name in INI_FILES]
     found = [file for file in files if file.is_file()]
     plain = (file for file in found if file.name == "pyproject.toml")

@@ -1,9 +1,8 @@
-"""Digests of a project's files, as far as the measured step depends on them.
+"""Digests of the project's files, limited to the code that the measured step may use.
 
-A Python file counts without docstrings, comments and formatting, so that rewriting prose changes no digest. A table of
-rows at the top of a module, such as ``MODELS = {"bert": Model(...), ...}``, counts by those of its rows that a case
-uses, so that a new row changes no digest of a case which does not use it. Where that is not clear, more counts rather
-than less.
+The digest of a Python file ignores docstrings, comments and formatting. So rewriting prose changes no digest. A module
+may hold a table of rows, such as ``MODELS = {"bert": Model(...), ...}``. Only the rows that a case uses enter its
+digest. So a new row does not change the digests of cases that do not use it. In doubt, a row enters the digest.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 DIGITS = 12
-"""Hexadecimal digits of SHA-256 that are kept."""
+"""How many hexadecimal digits of SHA-256 a digest has."""
 
 UNSTEADY = "changed while it was measured"
-"""In the place of a file's digest where ranks or launches did not all have the same file. It equals no digest."""
+"""Stands in place of a file's digest if ranks or launches did not all have the same file. It counts as different from
+every digest, itself included."""
 
 MEANINGLESS = {"ctx", "kind", "type_comment", "type_ignores"}
-"""Fields of a syntax tree that follow from others, or mean nothing to a running program."""
+"""Fields of a syntax tree that follow from other fields, or have no effect when the program runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a file: a digest of its code, and every string constant in it."""
+    """A part of a file: a digest of its code (``code``) and its string constants (``words``)."""
 
     code: str
     words: frozenset[str] = frozenset()
@@ -36,9 +36,17 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file. ``tables``: its tables by name, each with its rows by key. ``together``: names of tables that the file
-    merges into one (``{**A, **B}``); each table is in exactly one of these sets. ``registries``: tables in which every
-    row is a call, such as ``Model(...)``. ``rest``: all other code."""
+    """One parsed file.
+
+    rest:
+        All code outside the rows of tables.
+    tables:
+        Tables by name, each with its rows by key.
+    together:
+        Sets of tables that the file merges (``{**A, **B}``). Each table is in exactly one set.
+    registries:
+        Names of the tables in which every row is a call, such as ``Model(...)``.
+    """
 
     rest: Piece
     tables: Mapping[str, Mapping[str, Piece]] = field(default_factory=dict)
@@ -47,8 +55,11 @@ class Source:
 
 
 class Tree:
-    """The files of a project, each read and parsed once. ``read`` gives the bytes of a path relative to the project's
-    root, or ``None`` where there is no such file."""
+    """The files of a project. Each file is read and parsed once.
+
+    ``read`` takes a path relative to the project's root. It returns the file's bytes, or ``None`` if there is no such
+    file.
+    """
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read
@@ -56,11 +67,11 @@ class Tree:
 
     @classmethod
     def of(cls, root: Path) -> Tree:
-        """The files under ``root`` as they are now."""
+        """The files under ``root``, in their current state."""
         return cls(lambda path: _read(root / path))
 
     def digests(self, files: Iterable[str], params: Mapping[str, Any]) -> dict[str, str]:
-        """A digest of each of ``files`` that exists, by path, for a case with these parameters."""
+        """Digests by path, for a case with these parameters. Files that do not exist are left out."""
         found = {path: source for path in sorted(files) if (source := self._source(path)) is not None}
         return digests(found, words(params))
 
@@ -76,7 +87,8 @@ def fingerprint(data: bytes) -> str:
 
 
 def union(noted: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """What several ranks or launches noted of files, by path; :data:`UNSTEADY` where they do not agree."""
+    """Merge what several ranks or launches noted of files, by path. A file on which they disagree is
+    :data:`UNSTEADY`."""
     merged: dict[str, str] = {}
     for one in noted:
         for path, digest in one.items():
@@ -85,8 +97,11 @@ def union(noted: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def of_record(root: Path, noted: Mapping[str, str], params: Mapping[str, Any]) -> dict[str, str]:
-    """What a record keeps of the files under ``root`` that its ranks ``noted`` by fingerprint: each one's digest for
-    these parameters, or :data:`UNSTEADY` where the file is not what the ranks had."""
+    """The digests that a record stores, by path, for a case with these parameters.
+
+    ``noted`` has the fingerprints of the files that the ranks imported. A file under ``root`` that has changed since
+    then is :data:`UNSTEADY`.
+    """
     data = {path: _read(root / path) for path in noted}
     now = Tree(data.get).digests(noted, params)
     as_noted = {path for path, own in data.items() if own is not None and fingerprint(own) == noted[path]}
@@ -101,18 +116,18 @@ def _read(path: Path) -> bytes | None:
 
 
 def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Paths of the files whose digests differ, or that only one side has."""
+    """Paths of the files whose digests differ or are :data:`UNSTEADY`, and of those that only one side has."""
     return sorted(path for path in {*before, *now} if before.get(path) != now.get(path) or now.get(path) == UNSTEADY)
 
 
 def overall(code: Mapping[str, str]) -> str:
-    """One digest of all files; empty where there are none."""
+    """One digest of all files; empty if there are no files."""
     lines = (f"{path} {digest}" for path, digest in sorted(code.items()))
     return fingerprint("\n".join(lines).encode()) if code else ""
 
 
 def words(value: Any) -> frozenset[str]:
-    """Every text among a case's parameters: the keys of table rows that it may use."""
+    """All strings in a case's parameters. Each may be the key of a table row that the case uses."""
     if isinstance(value, str):
         return frozenset({value})
     inner: Iterable[Any] = ()
@@ -126,10 +141,13 @@ def words(value: Any) -> frozenset[str]:
 def digests(sources: Mapping[str, Source], asked: frozenset[str]) -> dict[str, str]:
     """The digest of each file, by path, for a case that names the table rows ``asked``.
 
-    A table counts row by row where ``asked`` names a row of it, or of one that it is merged with, and where it is a
-    registry. Then a row counts if ``asked`` or a string constant of the code that counts is its key. Of a registry that
-    ``asked`` names no row of, rows also count if their key contains an asked text: the key may be put together from it.
-    All other tables count whole: they may be options that are passed on.
+    The rules for the rows of a table, or of several tables that the file merges:
+
+    * If ``asked`` names a row, or if all of the tables are registries, single rows count. A row counts if its key is in
+      ``asked``, or is a string constant in other code that counts.
+    * If ``asked`` names no row of a registry, rows also count if their key contains one of the strings in ``asked``.
+      The code may build the key from it.
+    * In all other tables, all rows count. The code may pass the whole table on, for example as options.
     """
     rows: dict[tuple[str, str, str], Piece] = {}
     kept: set[tuple[str, str, str]] = set()
@@ -152,13 +170,13 @@ def digests(sources: Mapping[str, Source], asked: frozenset[str]) -> dict[str, s
 
 
 def parse(path: str, data: bytes) -> Source:
-    """A file that is no Python code which this interpreter reads counts by its bytes."""
+    """Parse one file. If this interpreter cannot parse it as Python, its digest is that of its bytes."""
     whole = Source(rest=Piece(code=fingerprint(data)))
     if not path.endswith(".py"):
         return whole
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the project's own run says what is wrong with its code
+            warnings.simplefilter("ignore")  # the project's own run shows these warnings
             return _source(ast.parse(data))
     except (SyntaxError, ValueError, RecursionError):
         return whole
@@ -172,7 +190,7 @@ def _source(tree: ast.Module) -> Source:
     }
 
     def key_of(node: ast.expr | None) -> str | None:
-        """A key that can be read off: a text, or the name of one."""
+        """The key as a string, from a string constant or the name of one; ``None`` if it is another expression."""
         if isinstance(node, ast.Name):
             return texts.get(node.id)
         return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
@@ -205,7 +223,7 @@ def _source(tree: ast.Module) -> Source:
             merged |= {displays[node]} if node in displays else set()
             group = frozenset().union(*(together[table] for table in merged))
             together |= dict.fromkeys(group, group)
-    for display in displays:  # only what is spread into a table stays with the rest
+    for display in displays:  # the rows are in ``tables``; only spread values (``**A``) stay with the rest
         display.values = [value for key, value in zip(display.keys, display.values, strict=True) if key is None]
         display.keys = [None] * len(display.values)
     return Source(
@@ -221,7 +239,7 @@ def _source(tree: ast.Module) -> Source:
 
 
 def _assigned(statement: ast.stmt) -> tuple[ast.expr | None, ast.expr | None]:
-    """Target and value of an assignment to one target."""
+    """Target and value of an assignment to a single target; ``None`` for other statements."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         return statement.targets[0], statement.value
     return (statement.target, statement.value) if isinstance(statement, ast.AnnAssign) else (None, None)
@@ -234,14 +252,15 @@ def _piece(nodes: Sequence[ast.AST]) -> Piece:
 
 
 def _spell(node: Any, strings: set[str]) -> str:
-    """A syntax tree as text, the same on every Python version; its string constants go to ``strings``.
+    """A syntax tree as text, and its string constants into ``strings``.
 
-    ``ast.dump`` shows fields that only some versions have, and only some versions leave out empty ones.
+    The text is the same on every Python version. That of ``ast.dump`` is not: versions differ in the fields that they
+    have, and in whether they show empty ones.
     """
     if isinstance(node, list):
         return f"[{','.join(_spell(each, strings) for each in node if not _is_prose(each))}]"
     if not isinstance(node, ast.AST):
-        # Not repr: which characters it shows as they are depends on the version's Unicode tables.
+        # repr() would not do: its escapes depend on the Unicode tables of the Python version.
         return ascii(node)
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
@@ -258,12 +277,12 @@ def _spell(node: Any, strings: set[str]) -> str:
 
 
 def _is_prose(node: Any) -> bool:
-    """A docstring, of a module's constant too: a text that nobody takes."""
+    """Whether a statement is only a string: a docstring, or the documentation of a constant."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _joined(values: Iterable[ast.expr]) -> Iterator[ast.expr]:
-    """Parts of an f-string, neighbouring texts as one: where they are split depends on the version."""
+    """Parts of an f-string, with neighbouring texts joined. Python versions split the texts differently."""
     text = ""
     for value in values:
         if isinstance(value, ast.Constant):

@@ -1,1 +1,1 @@
-"""One rank: build the step, time it, look into it, write what it saw. Imports schema/ and project/."""
+"""The work of one rank: build the step, time it, profile it, write the trace. Imports schema/ and project/."""

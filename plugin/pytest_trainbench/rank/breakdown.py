@@ -1,7 +1,7 @@
-"""Where the time of a step goes on an accelerator: a short window after the timed one, seen by the profiler.
+"""Where the time of a step goes on an accelerator, profiled in a few steps after the timed window.
 
-A step that waits for its host takes as long as the host does, which varies from launch to launch and from machine to
-machine; what its kernels take does not.
+A host-bound step takes as long as its host, which varies between launches and between machines. The time of its kernels
+does not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import torch
 
 ISSUED_STEPS, PROFILED_STEPS = 3, 4
-"""Steps that are issued one by one to an idle device, and that are profiled, at most."""
+"""The most steps that are issued one by one to an idle device, and the most steps that are profiled."""
 
 LOOK_S = 1.0
-"""Seconds that either takes, or one step where that is longer: a long step says as much as several short ones, and its
-profile takes longer to read."""
+"""Time limit in seconds for each of the two, or one step if a step takes longer. A long step tells as much as several
+short ones, and its profile takes longer to read."""
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of the profiler's events that keep a device busy."""
+"""Categories of the profiler's events for work on a device."""
 
 Interval = tuple[float, float]
 """Start and end, in µs."""
@@ -36,16 +36,21 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Of one step on one rank.
+    """The parts of one step on one rank. Times are in ms.
 
-    host_ms: from the call to its return when the device is idle at first: what the host needs to issue a step. Where
-    it is as long as the step, the host sets the pace. But a device holds about a thousand launches that it has not
-    begun, and a host that is so far ahead waits for it: of a step with more it may be too long. compute_ms: the device
-    works on anything but communication. exposed_communication_ms: it communicates, or waits in a collective for another
-    rank, and does nothing else. kernels: launched, collectives included.
+    host_ms:
+        How long the host needs to issue a step: from the call to its return, with an idle device at the start. If it is
+        as long as the step, the step is host-bound. A device queues about a thousand kernels that it has not started,
+        and then the host waits. So ``host_ms`` may be too long for a step of more kernels.
+    compute_ms:
+        Time in which the device does anything but communicate.
+    exposed_communication_ms:
+        Time in which the device communicates, or waits in a collective for another rank, and computes nothing.
+    kernels:
+        Number of kernels, collectives included.
 
-    A rank with several devices (``nn.DataParallel``) has the times of the one that computes most, and the kernels of
-    the one with most.
+    A rank with several devices (``nn.DataParallel``) has the times of the device that computes most, and the kernels of
+    the device with most.
     """
 
     host_ms: float
@@ -62,12 +67,17 @@ def measure(
     period: int,
     together: Callable[[], object],
 ) -> Parts | None:
-    """Run some more steps, of about ``step_s`` seconds, and see where their time goes; ``None`` where the device is the
-    host.
+    """Run a few more steps, and measure where their time goes. ``None`` if the device is a CPU.
 
-    ``period``: that of :class:`pytest_trainbench.Step`. ``together`` is a barrier, and ``step_s`` the same on all
-    ranks. The profiler makes the host slower, so that it says nothing of wall time; the device's own work is all but
-    the same under it (of stored rows that do nothing else at most 2 % longer than their steps).
+    step_s:
+        About how long a step takes, in seconds; the same on all ranks.
+    period:
+        See :class:`pytest_trainbench.Step`.
+    together:
+        A barrier.
+
+    The profiler slows the host, so its wall times mean nothing. It hardly slows the device. In stored rows whose device
+    computes all the time, ``compute_ms`` is at most 2 % longer than the step.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
@@ -84,7 +94,7 @@ def measure(
         issued_ms.append((time.perf_counter() - began) * 1000)
     torch.accelerator.synchronize(device)
     profiled = looks(step_s, most=PROFILED_STEPS, period=period)
-    # The first step under the profiler sets it up.
+    # The first step under the profiler is its warm-up.
     with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=profiled)) as profiler:
         for step in range(1 + profiled):
             run()
@@ -100,20 +110,21 @@ def measure(
 
 
 def looks(step_s: float, *, most: int, period: int) -> int:
-    """How many steps to look at: see :data:`LOOK_S`; whole periods of the work."""
+    """How many steps to run: at most ``most``, within :data:`LOOK_S`, rounded up to whole periods of the work."""
     steps = max(1, min(most, int(LOOK_S / step_s))) if step_s > 0 else most
     return math.ceil(steps / period) * period
 
 
 def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) -> Parts | None:
-    """From the events of ``steps`` steps in Chrome's trace format (times in µs); ``None`` where the device did nothing.
+    """The parts of a step, from the profiler's events of ``steps`` steps. ``None`` if the device did nothing.
 
-    A collective's kernel is known by its name: NCCL's and RCCL's begin with ``nccl``.
+    Events are in Chrome's trace format, with times in µs. Kernels of collectives have names that begin with ``nccl``,
+    for NCCL and RCCL.
     """
     work: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") in DEVICE_WORK:
-            work[event["pid"]].append(event)  # the device's number, as the profiler writes it
+            work[event["pid"]].append(event)  # the profiler writes the device's number as the process id
     if not work:
         return None
     compute_us, exposed_us = max(map(_busy, work.values()))
@@ -127,7 +138,7 @@ def parts(events: Iterable[Mapping[str, Any]], *, steps: int, host_ms: float) ->
 
 
 def _busy(work: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
-    """How long (µs) one device computes, and how long it only communicates."""
+    """How long one device computes, and how long it communicates without computing, in µs."""
     compute: list[Interval] = []
     communication: list[Interval] = []
     for event in work:
@@ -137,7 +148,7 @@ def _busy(work: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def covered(intervals: Sequence[Interval]) -> float:
-    """Length of the union."""
+    """Length of the union of the intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         if end > reached:

@@ -1,4 +1,4 @@
-"""How often a step communicates, and how much: a count has no noise, and a change of it says what changed."""
+"""How often a step communicates, and how many bytes. Counts have no noise, and a changed count shows what changed."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "c10d::barrier": ("barrier", None),
     "c10d::monitored_barrier_": ("barrier", None),
 }
-"""Operators that communicate -> what a step's counts call them, and which argument holds what this rank hands in.
+"""torch's communication operators. Each has the kind under which it is counted, and the index of the argument with this
+rank's input tensors; ``None`` if there is none.
 
-Every process group of torch is called through one of these, whoever calls it: Python, DDP's reducer, functional
-collectives, and whatever the backend.
+Every call of a process group goes through one of these operators, with every backend: from Python, from DDP's reducer,
+from functional collectives.
 """
 
 NODE = re.compile(r'\{\s*"id": \d+, "name": "(?P<name>c10d::\w+)"')
-"""Where a node of an execution trace begins that may be one of these."""
+"""Where a node with a ``c10d`` operator begins in an execution trace."""
 
 
 DRAIN_S = 0.1
-"""From the end of observing to that of the observer: a thread of a process group may still be on its way out of a call
-that was observed. On busy cores one was seen to come out after the observer had gone, and its rank died of SIGSEGV."""
+"""Seconds from the last observed step to the removal of the observer. A thread of a process group may still be in an
+observed call. On busy cores such a thread returned after the removal, and its rank died of SIGSEGV."""
 
 
 def count_collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str, float]] | None:
-    """Calls and bytes of one step on this rank, by kind, from ``steps`` calls of ``run``.
+    """``calls`` and ``bytes`` of one step on this rank, by kind, averaged over ``steps`` calls of ``run``.
 
-    Bytes are those of the tensors that the caller hands in, not what an algorithm makes of them on the wire. Calls of
-    all threads count. ``None`` where something else observes this process already, of which there can be one.
+    Bytes are the sizes of the input tensors, not what an algorithm sends over the wire. Calls of all threads count.
+    ``None`` if another execution trace observer is active in this process, because torch allows only one.
     """
     from torch.profiler import ExecutionTraceObserver
 
@@ -71,8 +72,8 @@ def count_collectives(run: Callable[[], object], *, steps: int) -> dict[str, dic
 
 
 def calls(trace: str, *, steps: int) -> dict[str, dict[str, float]]:
-    """From the execution trace of ``steps`` steps, of which only the nodes that communicate are read: the whole has
-    thousands."""
+    """``calls`` and ``bytes`` of one step by kind, from the execution trace of ``steps`` steps. A trace has thousands
+    of nodes, so only those that communicate are parsed."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for begins in NODE.finditer(trace):
         if begins["name"] in COLLECTIVES:
@@ -83,7 +84,8 @@ def calls(trace: str, *, steps: int) -> dict[str, dict[str, float]]:
 
 
 def _bytes(value: Any) -> int:
-    """Of a tensor (its id, its storage's, offset, elements, bytes an element, device) or of lists of them."""
+    """Bytes of a tensor or of nested lists of tensors. The trace writes a tensor as ``[id, storage id, offset, number
+    of elements, bytes per element, device]``."""
     if not isinstance(value, list) or not value:
         return 0
     return value[3] * value[4] if isinstance(value[-1], str) else sum(map(_bytes, value))

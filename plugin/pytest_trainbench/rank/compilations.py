@@ -1,4 +1,4 @@
-"""How often ``torch.compile`` compiled, and what it could not: a count has no noise."""
+"""How often ``torch.compile`` broke a graph or compiled again. Counts have no noise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pytest_trainbench.rank.private import frame_compilations, graph_breaks
 
 
 def count_compilations() -> dict[str, float]:
-    """``graph_breaks`` and ``recompiles`` of this process so far; empty where ``torch.compile`` compiled nothing."""
+    """``graph_breaks`` and ``recompiles`` of this process so far; empty if ``torch.compile`` compiled nothing."""
     frames = frame_compilations()
     if not frames:
         return {}

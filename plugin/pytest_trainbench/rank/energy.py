@@ -1,4 +1,4 @@
-"""Energy that an accelerator takes, by its own counter."""
+"""The energy that an accelerator consumes, read from its own counter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     import torch
 
 Counter = Callable[[], float]
-"""Joules since some moment; it only grows."""
+"""Returns joules since an unknown start. Only differences mean something."""
 
 
 def counter_of(device: torch.device) -> Counter | None:
-    """The counter of ``device``, ``None`` where it has none that is known here."""
+    """The energy counter of ``device``; ``None`` if the plugin knows none for it."""
     import torch
 
     if device.type != "cuda":
@@ -26,13 +26,13 @@ def counter_of(device: torch.device) -> Counter | None:
 
 
 def counter(uuid: str, *, nvml: Any) -> Counter | None:
-    """NVML's total energy of the device with this UUID: of the whole board, memory included, on Volta and later.
+    """NVML's total energy of the device with this UUID, on Volta and later: of the whole board, memory included.
 
-    ``None`` where there is no such counter: on older devices, on a MIG instance, on AMD's devices. The counter moves in
-    ticks of up to 100 ms, so over a window of 2 s it is off by up to 5 %.
+    ``None`` if there is no such counter: on older devices, on a MIG instance, on AMD's devices. The counter moves in
+    ticks of up to 100 ms. So the energy of a window of 2 s may be wrong by up to 5 %.
     """
     try:
-        nvml.nvmlInit()  # never shut down: the process that asks ends soon
+        nvml.nvmlInit()  # no nvmlShutdown(): the rank's process ends soon
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except nvml.NVMLError:

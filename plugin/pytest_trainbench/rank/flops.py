@@ -1,4 +1,4 @@
-"""Counting the floating-point operations of a step as it runs, the way its formula counts them."""
+"""Count the floating-point operations of a step as it runs, by the same rules as its formula."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 def counter() -> Any:
     """A ``FlopCounterMode`` that counts the *model's* FLOPs.
 
-    torch's own formulas leave out the CPU's fused attention, and add to the backward of every fused attention the
-    scores that the kernel computes again to save memory. Model FLOPs do not count recomputation (PaLM, arXiv
-    2204.02311, appendix B): backward is twice forward.
+    torch's own formulas leave out the CPU's fused attention. In the backward pass of fused attention they count the
+    scores that the kernel recomputes to save memory. Model FLOPs exclude recomputation (PaLM, arXiv 2204.02311,
+    appendix B), so the backward pass counts twice the forward pass.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count

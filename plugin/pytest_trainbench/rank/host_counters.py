@@ -1,6 +1,6 @@
-"""What a rank counts of its host right before and after its timed steps, and how fast the host is.
+"""Counters of the host, which a rank reads right before and after its timed steps, and the speed of the host.
 
-Counters only grow. What cannot be read is absent, never guessed.
+A counter that cannot be read is absent, never guessed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,24 @@ from functools import cache
 from pathlib import Path
 
 SCATTERED, LOOKS = 400_000, 2
-"""Objects of 13 MB with the list that holds them: more than the caches that a core has to itself."""
+"""Number of objects that :func:`looking_s` reads, and how often. With their list they take 13 MB, more than the private
+caches of a core."""
 
 
 def counters(root: Path = Path("/")) -> dict[str, float]:
-    """What only grows. Seconds: of the cores that this process may use ``busy_s``, ``stolen_s`` and ``idle_s``; of this
-    process and all that it started ``own_s``; of a thread that was ready and had no core ``waited_s.<thread>``; now,
-    ``at_s``. Periods of the container's quota, ``periods``, and those in which it ran out, ``throttled``."""
+    """Counters that only grow. Names that end with ``_s`` are seconds.
+
+    at_s:
+        Time now.
+    busy_s, stolen_s, idle_s:
+        CPU time of all cores that this process may use.
+    own_s:
+        CPU time of this process and all its descendants.
+    waited_s.<thread>:
+        How long a thread of this process was ready but had no core.
+    periods, throttled:
+        Number of periods of the container's CPU quota, and of those in which the quota ran out.
+    """
     found = {"at_s": time.perf_counter(), **_cores(root), **_quota(root)}
     with suppress(OSError, ValueError, IndexError):
         found["own_s"] = sum(_cpu_s(root, pid) for pid in family(root, os.getpid()))
@@ -31,14 +42,14 @@ def counters(root: Path = Path("/")) -> dict[str, float]:
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What both have, by how much it grew; of the threads, the one that waited longest: ``waited_s``."""
+    """How much each counter grew, of those that both have. ``waited_s`` is that of the thread that waited longest."""
     grown = {name: after[name] - value for name, value in before.items() if name in after}
     waited = [grown.pop(name) for name in list(grown) if name.startswith("waited_s.")]
     return {**grown, **({"waited_s": max(waited)} if waited else {})}
 
 
 def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
-    """``cpu_mhz`` of the fastest core that this process may use: the others may be idle."""
+    """``cpu_mhz`` of the fastest core that this process may use, because the others may be idle. Empty if unknown."""
     found = []
     for core in _mine():
         with suppress(OSError, ValueError):
@@ -49,24 +60,25 @@ def clock_mhz(root: Path = Path("/")) -> dict[str, float]:
 
 @cache
 def scattered() -> list[float]:
-    """Numbers in an order that has nothing to do with where they are in memory: made at random, and sorted."""
+    """Random numbers, sorted. Their order in the list is then unrelated to their order in memory."""
     made = random.Random(0)
     return sorted(made.random() for _ in range(SCATTERED))
 
 
 def looking_s() -> float:
-    """How long the interpreter takes to look at an object, over 20 ms or so: always the same work, of the kind that
-    issuing a step is (references to follow, few of them in a core's own caches), and none of it torch's.
+    """CPU time in seconds that the interpreter needs to read one object, averaged over about 20 ms.
 
-    What neighbours on a shared host take is mostly that: caches that cores share, and memory. Sorting a short list
-    notices little of it, and a loop in Python more than a step does: ``python -m benchmarks.host_rate``.
+    The work is always the same, and without torch. Issuing a step is similar work: both follow references, and few of
+    the objects are in a core's private caches. Other tenants of a shared host mostly take shared caches and memory
+    bandwidth. Sorting a short list hardly shows that, and a loop in Python shows more of it than a step:
+    ``python -m benchmarks.host_rate`` compares the probes.
 
-    By the time that this thread had a core: what a neighbour costs whom the kernel does not see is part of that, and
-    waiting is not, be it for the interpreter's lock or for a core. A step's own threads and workers make it wait, and
-    are no fault of the machine; that others do is counted elsewhere.
+    The measure is this thread's CPU time, not wall time. It contains the cost of neighbours that the kernel does not
+    see. It does not contain waiting for a core or for the interpreter's lock. A step's own threads and workers cause
+    such waits too, which is no fault of the machine. Other processes are counted by :func:`counters`.
     """
     numbers = scattered()
-    sum(numbers)  # after a fork, the first to refer to an object copies its page
+    sum(numbers)  # after a fork, the first reference to an object copies its page
     began = time.thread_time()
     for _ in range(LOOKS):
         sum(numbers)
@@ -74,12 +86,13 @@ def looking_s() -> float:
 
 
 def _mine() -> set[int]:
-    """Cores that this process may use; none where the system does not say."""
+    """Cores that this process may use; empty if the system does not tell."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _cores(root: Path) -> dict[str, float]:
-    """Of ``/proc/stat`` (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal, in ticks."""
+    """CPU times of this process's cores, from ``/proc/stat`` (proc_stat(5)). The kernel counts in ticks: user, nice,
+    system, idle, iowait, irq, softirq, steal."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     mine = {f"cpu{core}" for core in _mine()}
     busy = stolen = idle = 0
@@ -96,7 +109,7 @@ def _cores(root: Path) -> dict[str, float]:
 
 
 def family(root: Path, pid: int) -> list[int]:
-    """A process and all that descend from it, such as workers that load data."""
+    """A process and all its descendants, such as data loader workers."""
     children: list[int] = []
     for path in root.glob(f"proc/{pid}/task/*/children"):
         with suppress(OSError, ValueError):
@@ -105,26 +118,27 @@ def family(root: Path, pid: int) -> list[int]:
 
 
 def _cpu_s(root: Path, pid: int) -> float:
-    """Of a process and of its children that have ended (proc_pid_stat(5): utime, stime, cutime, cstime)."""
+    """CPU time in seconds of a process and of its ended children (proc_pid_stat(5): utime, stime, cutime, cstime)."""
     fields = (root / f"proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _quota(root: Path) -> dict[str, float]:
-    """Periods of this process's cgroup, and those in which its quota ran out."""
+    """Number of CPU quota periods of this process's cgroup, and of those in which the quota ran out."""
     stat = _cgroup(root, "cpu", "cpu.stat", having="nr_periods")
     return {"periods": float(stat["nr_periods"]), "throttled": float(stat["nr_throttled"])} if stat else {}
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """How many processes of this process's cgroup the kernel's out-of-memory killer has ended so far, for want of the
-    cgroup's memory or the host's; ``None`` where the kernel does not say."""
+    """How many processes of this process's cgroup the kernel's out-of-memory killer has killed so far, whether the
+    cgroup or the host was out of memory. ``None`` if the kernel does not tell."""
     events = _cgroup(root, "memory", "memory.events", "memory.oom_control", having="oom_kill")
     return int(events["oom_kill"]) if events else None
 
 
 def _cgroup(root: Path, controller: str, *files: str, having: str) -> dict[str, str]:
-    """The first of these files of this process's cgroup, version 1 or 2, that has such a line; empty where none has."""
+    """Keys and values of the first of ``files`` that has the key ``having``, in this process's cgroup, version 1 or 2.
+    Empty if no file has it."""
     try:
         entries = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -133,7 +147,7 @@ def _cgroup(root: Path, controller: str, *files: str, having: str) -> dict[str, 
         if controllers and controller not in controllers.split(","):
             continue
         mounted = root / "sys/fs/cgroup" / (controller if controllers else "")
-        # Inside a container the path may be the host's, and its own folder stands at the top.
+        # In a container the path may be that of the host. The container's own files are then at the top.
         for folder in (mounted / path.lstrip("/"), mounted):
             for file in files:
                 with suppress(OSError, ValueError):

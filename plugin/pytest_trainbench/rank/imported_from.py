@@ -1,7 +1,7 @@
-"""Which files of the project the step of a rank imports, and whether they are of the commit that it is to run.
+"""Which of the project's files a step imports, and whether they belong to the requested commit.
 
-Ranks start with modules in memory that the fork server imported for all of them (``trainbench_preload``). Those of the
-project are hidden first, and come back where something imports them: what a step does not import is not noted for it.
+A rank starts with modules that the fork server imported for all ranks (``trainbench_preload``). The project's modules
+among them are hidden first. An import brings a module back. So only files that the step imports are noted.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from types import ModuleType
 from pytest_trainbench.project.sources import fingerprint
 
 PACKAGE = __name__.partition(".")[0]
-"""The harness: its version is recorded with the environment, and it is the same on both sides of a comparison."""
+"""The plugin's package. Its files are not noted, because the environment has its version. Both sides of a comparison
+run the same plugin."""
 
 HARNESS = Path(__file__).parent.parent
-"""Its folder."""
+"""The plugin's folder."""
 
 STARTED = ("__main__", "__mp_main__")
-"""What a process was started with. The step does not import it."""
+"""Names of the module that started the process. The step does not import it."""
 
 INSTALLED = ("site-packages", "dist-packages")
 
-MEND = "name the folder that it is in as pythonpath of the ini file, so that both sides find it alike"
+ADVICE = "add its folder to pythonpath in the ini file, so that both sides import it the same way"
 
 
 def hide(root: Path) -> None:
-    """Take the project's modules out of ``sys.modules``. The next import of one brings the same module back; its code
-    does not run a second time."""
+    """Remove the project's modules from ``sys.modules``. The next import brings the same module back, without running
+    its code again."""
     modules = {
         name: module
         for name, module in list(sys.modules.items())
@@ -44,7 +45,7 @@ def hide(root: Path) -> None:
     }
     for name, module in modules.items():
         del sys.modules[name]
-        # Else `from package import module` would find it without an import.
+        # Otherwise `from package import module` would find the module without importing it.
         parent, _, child = name.rpartition(".")
         package = modules.get(parent) or sys.modules.get(parent)
         if package is not None and vars(package).get(child) is module:
@@ -54,8 +55,8 @@ def hide(root: Path) -> None:
 
 
 def noted(root: Path) -> dict[str, str]:
-    """The project's files that this process imported and that are not hidden, as paths relative to ``root``, each with
-    the fingerprint of its bytes (empty where the file is gone)."""
+    """Fingerprints of the project's files that this process imported, by path relative to ``root``. Hidden modules do
+    not count. The fingerprint is empty if the file is gone."""
     paths = {path for name, module in list(sys.modules.items()) if (path := _own(name, module, root))}
     return {path: _fingerprint(root / path) for path in sorted(paths)}
 
@@ -68,11 +69,11 @@ def _fingerprint(path: Path) -> str:
 
 
 def _own(name: str, module: ModuleType, root: Path) -> str:
-    """The path of a module of the project, relative to ``root``; empty for any other."""
+    """The path of a module relative to ``root``; empty if the module does not belong to the project."""
     file = getattr(module, "__file__", None)
     if name in STARTED or name.partition(".")[0] == PACKAGE or not isinstance(file, str):
         return ""
-    if not Path(file).is_absolute():  # as torch.ops says of itself: no file that anything was imported from
+    if not Path(file).is_absolute():  # torch.ops, for example, has a relative path that is not a file
         return ""
     path, top = Path(os.path.realpath(file)), Path(os.path.realpath(root))
     if not path.is_relative_to(top):
@@ -80,7 +81,7 @@ def _own(name: str, module: ModuleType, root: Path) -> str:
     inside = path.relative_to(top)
     if any(part in INSTALLED or part.startswith(".") for part in inside.parts):
         return ""
-    # An environment in a folder of the project. Not the other way round: a project may be in /usr/src.
+    # A virtual environment inside the project is not part of it. But a project may be inside a prefix, as in /usr/src.
     prefixes = {Path(os.path.realpath(prefix)) for prefix in (sys.prefix, sys.base_prefix)}
     if any(top in prefix.parents and prefix in path.parents for prefix in prefixes):
         return ""
@@ -88,10 +89,10 @@ def _own(name: str, module: ModuleType, root: Path) -> str:
 
 
 class Hidden(MetaPathFinder, Loader):
-    """Finds modules that were imported before, and brings them back as they are."""
+    """Finder and loader of hidden modules. It brings them back unchanged."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
-        # A module keeps its own spec: the import system is about to replace it.
+        # Keep each module's spec, because the import system replaces it.
         self._hidden = {name: (module, module.__spec__) for name, module in modules.items()}
 
     def find_spec(
@@ -108,7 +109,7 @@ class Hidden(MetaPathFinder, Loader):
         return self._hidden[spec.name][0]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Instead of the module's code: bring back what that code imported when it ran."""
+        """Bring back the modules that this module imported when its code ran. The code itself does not run again."""
         assert module.__spec__ is not None
         _, module.__spec__ = self._hidden.pop(module.__spec__.name)
         for name in _imports(module):
@@ -117,7 +118,7 @@ class Hidden(MetaPathFinder, Loader):
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
-    """Names of what a module may have imported when it was imported itself: not what its functions import."""
+    """Names that the module's code may have imported when it ran. Imports inside functions do not count."""
     file = Path(str(module.__file__))
     pending: list[ast.AST] = [ast.parse(file.read_bytes())] if file.suffix == ".py" and file.is_file() else []
     while pending:
@@ -133,10 +134,10 @@ def _imports(module: ModuleType) -> Iterator[str]:
 
 
 def check_modules(files: Mapping[str, str | None], tree: Path, checkout: Path) -> None:
-    """Raises ``ImportError`` where a process that was to run a ``checkout`` ran something else of that project: its
-    modules (``files`` by name) must not come from the working ``tree``, nor from where it is installed.
+    """Check that the project's modules come from ``checkout``. Raises ``ImportError`` if they do not.
 
-    Otherwise a commit would be compared with itself, and never differ.
+    ``files`` has the file of each imported module by name. A module must not come from the working ``tree``, nor from
+    an installed copy of the project. Otherwise a commit would be compared with itself.
     """
     checkout, tree = checkout.resolve(), tree.resolve()
     elsewhere = [checkout, Path(sys.prefix).resolve(), HARNESS.resolve()]
@@ -144,14 +145,14 @@ def check_modules(files: Mapping[str, str | None], tree: Path, checkout: Path) -
     for name, path in found.items():
         strays = path.is_relative_to(tree) and not any(map(path.is_relative_to, elsewhere))
         if strays or (not path.is_relative_to(checkout) and _has(checkout, name)):
-            raise ImportError(f"{name} was imported from {path}, not from the commit to compare with: {MEND}")
+            raise ImportError(f"{name} was imported from {path}, not from the commit to compare with: {ADVICE}")
     if not any(path.is_relative_to(checkout) for path in found.values()):
-        raise ImportError(f"nothing that was imported is of the commit to compare with: {MEND}")
+        raise ImportError(f"no imported module comes from the commit to compare with: {ADVICE}")
 
 
 def _has(checkout: Path, name: str) -> bool:
-    """Whether a project has a package or module of this name, in its root or in ``src``: of the repository, or of the
-    part of it that the session stands in."""
+    """Whether the project has a top-level package or module of this name, in its root or in ``src``. Both the root of
+    ``checkout`` and the working directory count as roots."""
     if "." in name or name in sys.stdlib_module_names or name == PACKAGE:
         return False
     roots = [root / folder for root in {checkout, Path.cwd()} for folder in ("", "src")]

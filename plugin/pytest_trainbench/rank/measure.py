@@ -1,4 +1,4 @@
-"""The timed loop, as one rank runs it."""
+"""The measurement of one rank: warm-up, timed steps, counts and profile."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ def run(
     slowest: Callable[[float], float],
     phase: Callable[[str], None],
 ) -> Trace:
-    """Warm up, decide how many steps to time, time them; then look into a few more. Returns ``trace`` with what was
-    measured.
+    """Warm up, choose the number of steps, time them, then profile a few more. Returns ``trace`` with the measurements.
 
-    ``slowest`` gives the largest of all ranks' values (and is a barrier), so that ranks agree on the number
-    of steps. ``phase`` is told what begins. Between the first and the last timed step nothing synchronises
-    with the device: a mark is recorded after each step and all marks are read at the end.
+    slowest:
+        Returns the largest of all ranks' values, so that ranks agree on the number of steps. It is also a barrier.
+    phase:
+        Called with the name of each phase that begins.
+
+    Nothing waits for the device between the first and the last timed step. A mark is recorded after each step, and all
+    marks are read at the end.
     """
     clock = clock_of(device)
     losses: list[torch.Tensor | None] = []
@@ -70,17 +73,17 @@ def run(
     _refuse_shared(losses)
 
     if not step.eager_steps:
-        # Always the same steps of a training, so that what comes once in a while is counted in every launch or in none.
+        # Every launch counts the same steps of the training. So rare work is counted in every launch or in none.
         collectives = communication()
         clock.synchronize()
 
     phase(f"timing {count} steps")
     reset_peak_memory(device)
-    # What exists by now is kept for good: taking it out of the collector's sight keeps collections short, as
-    # in a long run, without switching the collector off, which no trainer can rely on.
+    # Objects that exist now live to the end. Freezing them keeps garbage collections short, as in a long run. Switching
+    # the collector off would differ from real trainings.
     gc.collect()
     gc.freeze()
-    # Of a rank with several devices the counter would see one.
+    # The counter sees a single device.
     counted = energy.counter_of(device) if step.devices == 1 else None
     looking_s = host_counters.looking_s()
     host = host_counters.counters()
@@ -117,7 +120,7 @@ def run(
 def timed_loop(
     run: Callable[[], torch.Tensor | None], count: int, clock: Clock
 ) -> tuple[list[float], list[torch.Tensor | None]]:
-    """Wall time (ms) of each of ``count`` calls, and what they returned."""
+    """Wall time in ms of each of ``count`` calls, and the losses that they returned."""
     losses: list[torch.Tensor | None] = []
     marks = [clock.mark()]
     for _ in range(count):
@@ -128,8 +131,8 @@ def timed_loop(
 
 
 def losses(step: Step, steps: int, *, begin: Callable[[int], None] = lambda _: None) -> list[float | None]:
-    """Losses of ``steps`` untimed steps: what a reference run is for. ``begin`` is told the number of each, from 1 on,
-    when the one before is done."""
+    """Losses of ``steps`` untimed steps, for a reference. ``begin`` is called before each step, with its number from 1
+    on. All earlier steps are then done."""
     found = []
     for number in range(1, steps + 1):
         begin(number)
@@ -139,7 +142,8 @@ def losses(step: Step, steps: int, *, begin: Callable[[int], None] = lambda _: N
 
 
 def _loss(returned: object) -> torch.Tensor | None:
-    """What a step returned, if it can be kept until all have run. Raises ``TypeError`` or ``ValueError`` otherwise."""
+    """The loss that a step returned. Raises ``TypeError`` if it is neither a tensor nor ``None``, and ``ValueError`` if
+    it holds its autograd graph."""
     import torch
 
     if returned is None:
@@ -148,25 +152,28 @@ def _loss(returned: object) -> torch.Tensor | None:
         wanted = "return the loss as a detached tensor, without .item(), or None"
         raise TypeError(f"Step.run returned a value of type {type(returned).__name__}: {wanted}")
     if returned.requires_grad:
-        raise ValueError("Step.run returned a loss with its graph, which keeps every step's activations: detach it")
+        raise ValueError(
+            "Step.run returned a loss with its autograd graph, which keeps every step's activations:"
+            " return loss.detach()"
+        )
     return returned
 
 
 def _refuse_shared(losses: Iterable[torch.Tensor | None]) -> None:
-    """All of them are still held, so that no two can have one address unless a later step wrote over an earlier's.
-    Raises ``ValueError`` then."""
-    # 0: such as a DTensor, which holds none itself.
+    """Raises ``ValueError`` if two losses share an address. All losses are still referenced, so a later step then
+    overwrote the loss of an earlier one."""
+    # The address is 0 for tensors without memory of their own, such as a DTensor.
     addresses = [address for loss in losses if loss is not None and (address := loss.data_ptr())]
     if len(set(addresses)) < len(addresses):
         raise ValueError(
-            "Step.run returned the same memory for the losses of several steps, and they are read when all have run:"
-            " return a clone, loss.clone()"
+            "Step.run returned the same memory for the losses of several steps, but losses are read after the last"
+            " step: return loss.clone()"
         )
 
 
 def digest(parameters: Iterable[torch.Tensor]) -> str:
-    """Fingerprint of the parameters' bits, in order: a hash of each tensor's sum as whole numbers, which,
-    unlike a sum of floats, does not depend on the order of summation."""
+    """Fingerprint of the parameters' bits: a hash of one sum per tensor, in order. The bits are summed as integers,
+    because a sum of floats depends on the order of summation."""
     import torch
 
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -185,8 +192,8 @@ def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif device.type == "cpu":
-        # Linux: 5 resets the peak resident set (proc_pid_clear_refs(5)). Where that is not allowed, the peak
-        # is that of the process's whole life, which is still what its name says.
+        # On Linux, 5 resets the peak resident set (proc_pid_clear_refs(5)). If that is not allowed, the peak is that of
+        # the process's whole life.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
     else:
@@ -194,12 +201,15 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes since the last reset, each under its own name.
+    """Peak memory since the last reset, in bytes by name.
 
-    peak_allocated_bytes: held by live tensors. peak_reserved_bytes: taken from the device by the caching
-    allocator. process_bytes: on an accelerator, all memory of the device that is in use now, as its driver
-    says (context, communication buffers and other processes included); on a CPU, the peak resident set of the
-    process.
+    peak_allocated_bytes:
+        Memory of live tensors.
+    peak_reserved_bytes:
+        Memory that the caching allocator took from the device.
+    process_bytes:
+        On CUDA, all memory of the device in use now, as its driver reports it: context, communication buffers and other
+        processes included. On a CPU, the peak resident set of the process. Absent on other devices.
     """
     import torch
 
@@ -218,14 +228,14 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 class Clock(Protocol):
-    """Marks moments in the order in which work is done, without waiting for it."""
+    """Records marks between pieces of work, without waiting for the work."""
 
     def mark(self) -> Any: ...
 
     def elapsed_ms(self, before: Any, after: Any) -> float: ...
 
     def synchronize(self) -> None:
-        """Wait until all work so far is done; only then may marks be read."""
+        """Wait until all work so far is done. Marks may be read only after that."""
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -233,7 +243,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class _DeviceClock:
-    """Events in the device's own queue."""
+    """Marks are events in the device's queue."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -255,7 +265,7 @@ class _DeviceClock:
 
 
 class _HostClock:
-    """Work on a CPU is done when the call returns."""
+    """Marks are the host's time, because work on a CPU is done when the call returns."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()

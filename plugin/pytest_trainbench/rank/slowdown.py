@@ -1,4 +1,4 @@
-"""A slowdown planted on purpose, to see whether it is found."""
+"""A slowdown planted on purpose, to test whether the plugin finds it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 TRIAL_CYCLES = 20_000_000
-"""About 10 ms of a GPU: long enough to be timed well, short enough not to be noticed."""
+"""Clock cycles that take a GPU about 10 ms: long enough to be timed well, and short compared with a launch."""
 
 
 def slowed(
     run: Callable[[], torch.Tensor | None], delay_ms: float, device: torch.device
 ) -> Callable[[], torch.Tensor | None]:
-    """``run``, after which the device is busy for ``delay_ms`` more.
+    """``run``, followed by ``delay_ms`` of work on the device.
 
-    On a GPU that is a kernel that spins for as many clock cycles as took so long when the device was idle: nothing
-    synchronises, and a step whose host sets the pace may hide it, as it would hide any slower kernel. On a CPU the
-    process spins. Raises ``ValueError`` for other devices.
+    On a GPU the work is a kernel that spins. Its clock cycles are calibrated on the idle device. Nothing synchronises.
+    So a host-bound step may hide the delay, as it would hide any slower kernel. On a CPU the process spins. Raises
+    ``ValueError`` for other devices.
     """
 
     if device.type == "cuda":
@@ -51,7 +51,7 @@ def _cycles(delay_ms: float, device: torch.device) -> int:
     import torch
 
     began, ended = (torch.Event(device=device, enable_timing=True) for _ in range(2))
-    for _ in range(2):  # the first one may load the kernel
+    for _ in range(2):  # the first call may load the kernel
         began.record()
         spin(TRIAL_CYCLES)
         ended.record()

@@ -1,6 +1,6 @@
-"""One rank of one launch. Knows nothing of pytest: a job comes as JSON, a trace goes back as JSON.
+"""One rank of one launch. It reads a job as JSON and writes a trace as JSON. It knows nothing of pytest.
 
-A case can be run by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.rank.worker job.json``.
+To run a case by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.rank.worker job.json``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 ALONE_S = 15.0
-"""How long a rank may then take to end by itself, if nobody has ended it before."""
+"""How long a rank may take to end by itself after it has written its trace, in seconds."""
 
 LOST_PEER = re.compile(
     r"Connection (reset|closed|refused)|Broken pipe|remote process (has )?exited|ncclRemoteError",
     re.IGNORECASE,
 )
-"""What gloo and NCCL say to a rank whose peer went away."""
+"""Error texts of gloo and NCCL on a rank whose peer is gone."""
 
 
 NO_MEMORY = re.compile(
     r"(can't|cannot) allocate memory|out of memory|not enough memory|std::bad_alloc|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-"""What torch's allocators, the C library, C++, and cuBLAS and cuDNN on a full device say."""
+"""Error texts for too little memory: of torch's allocators, the C library, C++, cuBLAS and cuDNN."""
 
 
 class Phases:
-    """What the rank is doing, shown to whoever waits, and how many seconds each part took."""
+    """The current phase of the rank, written to the file ``shown_in``, and the seconds of each phase so far."""
 
     def __init__(self, shown_in: Path) -> None:
         self.shown_in = shown_in
@@ -69,11 +69,11 @@ class Phases:
 
 
 def main(job_path: str) -> None:
-    """Run this rank's part of a job; every way out leaves a trace or a failure in the job's folder."""
+    """Run this rank's part of a job. Write a trace into the job's folder, or a failure if an exception is raised."""
     rank = int(os.environ["RANK"])
     job = Job.read(Path(job_path))
     _die_with_parent()
-    # Inherited handlers belong to the agent's process; a rank stuck in a collective must die at the first signal.
+    # Inherited handlers belong to the agent's process. A rank that hangs in a collective must die at the first signal.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
     (job.folder / f"pid-{rank}").write_text(str(os.getpid()))
@@ -82,27 +82,29 @@ def main(job_path: str) -> None:
         (job.folder / STACKS.format(rank)).open("w") as stacks,
         (job.folder / STOPPED.format(rank)).open("w") as stopped,
     ):
-        # The rank that waited too long fails first, and has the one it waited for stopped: that is where to look.
+        # A rank that waits too long in a collective fails first. The agent then stops the other ranks. Their stacks
+        # show what it waited for.
         faulthandler.register(signal.SIGTERM, file=stopped, chain=True)
         ends_at = time.monotonic() + job.limit_s
 
-        def wind() -> None:
+        def restart_limit() -> None:
+            """Start the time limit again for the next step of a reference. It never exceeds the rank's own limit."""
             left_s = max(0.001, ends_at - time.monotonic())
             limit_s = left_s if job.step_limit_s is None else min(left_s, job.step_limit_s)
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # in place of the one before
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)  # replaces the previous limit
 
-        wind()
+        restart_limit()
         try:
             for entry in reversed(job.import_path):
                 if entry not in sys.path:
                     sys.path.insert(0, entry)
             if job.root is not None:
                 imported_from.hide(job.root)
-            _work(job, rank, phases, wind=wind)
+            _work(job, rank, phases, restart_limit=restart_limit)
         except BaseException as error:
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)
-            _note_code(job, rank)  # running out of memory is a result too
+            _note_code(job, rank)  # a record of an out-of-memory launch stores the files too
             failure = Failure(
                 rank=rank,
                 kind=failure_kind(error),
@@ -114,12 +116,12 @@ def main(job_path: str) -> None:
             )
             _write(job.folder / FAILURE.format(rank), asdict(failure))
             if failure.lost_peer:
-                # The agent reports the first rank that it sees gone: let that be the culprit.
+                # The agent reports the first rank that ends. Wait, so that the rank at fault ends first.
                 time.sleep(1)
             sys.stdout.flush()
-            # Not a plain exit: destructors of process groups wait for peers that may never answer.
+            # A normal exit would run destructors of process groups, which wait for peers that may never answer.
             os._exit(1)
-        faulthandler.unregister(signal.SIGTERM)  # before its file is closed
+        faulthandler.unregister(signal.SIGTERM)  # must happen before its file is closed
 
 
 def _note_code(job: Job, rank: int) -> None:
@@ -128,7 +130,7 @@ def _note_code(job: Job, rank: int) -> None:
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
-    """All of it or nothing: the rank may be stopped at any moment."""
+    """Write the whole file or nothing, because the rank may be stopped at any time."""
     whole = path.with_suffix(".part")
     whole.write_text(json.dumps(data), encoding="utf-8")
     whole.replace(path)
@@ -140,7 +142,7 @@ def failure_kind(error: BaseException) -> str:
 
     text = str(error)
     during: BaseException | None = error
-    while during is not None:  # the end of a recording fails too where memory ran out in it
+    while during is not None:  # after too little memory in a recording, its end fails too and hides the first error
         if isinstance(during, (torch.OutOfMemoryError, MemoryError)) or NO_MEMORY.search(str(during)):
             return "oom"
         during = during.__context__
@@ -149,24 +151,24 @@ def failure_kind(error: BaseException) -> str:
     return "crash"
 
 
-def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> None:
-    """``wind``: start the limit of a reference's step."""
+def _work(job: Job, rank: int, phases: Phases, *, restart_limit: Callable[[], None]) -> None:
+    """Open the device, join the process group, build the step, measure it, write the trace."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = job.case.mesh
     if int(os.environ["WORLD_SIZE"]) != shape.world_size:
-        raise ValueError(f"{shape} needs {shape.world_size} ranks, and {os.environ['WORLD_SIZE']} were started")
+        raise ValueError(f"{shape} needs {shape.world_size} ranks, but {os.environ['WORLD_SIZE']} were started")
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 
     phases("opening the device")
     if job.device_kind == "cpu":
         device = torch.device("cpu")
-        if "OMP_NUM_THREADS" not in os.environ:  # torch honours it
+        if "OMP_NUM_THREADS" not in os.environ:  # torch honours this variable by itself
             torch.set_num_threads(cpu_threads(local_size))
     else:
-        # One thread a rank, as torchrun gives: the work is on the device, and idle threads of one rank disturb another.
+        # One thread per rank, as with torchrun. The work is on the device, and idle threads would disturb other ranks.
         torch.set_num_threads(1)
         device = torch.device(job.device_kind, local_rank)
         torch.accelerator.set_device_index(local_rank)
@@ -179,7 +181,8 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     )
     mesh = init_device_mesh(device.type, tuple(shape.axes.values()), mesh_dim_names=tuple(shape.axes))
     if job.case.memory_cap_gb is not None:
-        # Not before: on a CPU the process group's threads need some too, and die of too little instead of saying so.
+        # The cap comes after the process group, whose threads need memory on a CPU. With too little, they would crash
+        # without a message.
         _cap_memory(device, job.case.memory_cap_gb)
 
     phases("building the step")
@@ -205,7 +208,7 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
 
         def begin(number: int) -> None:
             phases(f"training step {number} of {job.reference_steps} of the reference")
-            wind()
+            restart_limit()
 
         trace = replace(trace, losses=measure.losses(step, job.reference_steps, begin=begin))
     phases("checking")
@@ -221,13 +224,14 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
     _note_code(job, rank)
     _write(job.folder / TRACE.format(rank), trace.to_json())
     dist.barrier()
-    with suppress(RuntimeError):  # where memory is capped, there may be none for its thread
-        # In C, since what holds a rank up may hold its interpreter: by hand nobody else ends it.
+    with suppress(RuntimeError):  # under a memory cap, its thread may not start
+        # This limit ends a rank that is run by hand; no agent does. It is in C, because a hanging rank may hold the
+        # interpreter's lock.
         faulthandler.dump_traceback_later(ALONE_S, exit=True, file=sys.stderr)
     phases(LEAVING)
     if step.eager_steps:
-        # NCCL takes no communicator down while a CUDA graph has a part of it. Only then: a collection looks at half a
-        # million objects that the fork server imported.
+        # NCCL does not destroy a communicator while a CUDA graph uses it. Other steps need no collection, which would
+        # visit half a million objects that the fork server imported.
         del step
         gc.collect()
     try:
@@ -237,12 +241,12 @@ def _work(job: Job, rank: int, phases: Phases, *, wind: Callable[[], None]) -> N
 
 
 def cpu_threads(local_size: int) -> int:
-    """The share of this machine's cores that each of ``local_size`` ranks gets."""
+    """Number of threads for each of ``local_size`` ranks: an equal share of the cores, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // local_size)
 
 
 def build_step(case: Case, mesh: DeviceMesh) -> Step:
-    """Import and call the case's step builder."""
+    """Import and call the case's step builder. Raises ``TypeError`` if it does not return a ``Step``."""
     module, _, name = case.builder.partition(":")
     step = getattr(importlib.import_module(module), name)(mesh, **case.params)
     if not isinstance(step, Step):
@@ -253,7 +257,7 @@ def build_step(case: Case, mesh: DeviceMesh) -> Step:
 
 
 def _figures(step: Step) -> dict[str, float]:
-    """Numbers of any kind, such as tensors of one element, as JSON has them."""
+    """The step's own figures as floats. The step may return any numbers, such as tensors of one element."""
     return {} if step.figures is None else {name: float(value) for name, value in step.figures().items()}
 
 
@@ -270,7 +274,8 @@ def _slowest(device: torch.device) -> Callable[[float], float]:
 
 
 def _cap_memory(device: torch.device, cap_gb: float) -> None:
-    """Make allocations fail beyond ``cap_gb`` (10⁹ bytes): for real, in the allocator."""
+    """Make allocations beyond ``cap_gb`` (10⁹ bytes) fail: in torch's allocator on CUDA, by a resource limit on a CPU.
+    Raises ``ValueError`` for other devices."""
     import torch
 
     if device.type == "cuda":
@@ -284,18 +289,18 @@ def _cap_memory(device: torch.device, cap_gb: float) -> None:
         limit = int(held[1]) * 1024 + int(cap_gb * 1e9)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     else:
-        raise ValueError(f"memory of a {device.type} device cannot be capped")
+        raise ValueError(f"the memory of a {device.type} device cannot be capped: only cuda and cpu support it")
 
 
 def _die_with_parent() -> None:
-    """End this rank when the process that runs the agent ends, however that one ended."""
+    """End this rank when the agent's process ends for any reason."""
     import multiprocessing
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    os.setpgid(0, 0)  # so that what this rank starts can be ended with it
+    os.setpgid(0, 0)  # a process group of its own, to end this rank's children with it
 
     def watch() -> None:
         wait([parent.sentinel])

@@ -1,1 +1,1 @@
-"""The words that every other folder shares: cases, records, metrics, jobs. Imports nothing but the standard library."""
+"""Data types that all other folders share: cases, records, metrics, jobs. Imports nothing but the standard library."""

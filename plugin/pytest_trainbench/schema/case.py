@@ -1,4 +1,4 @@
-"""A case: everything that changes the number, as JSON-able data."""
+"""A case: everything that determines what a step measures, as JSON-able data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from pytest_trainbench.schema.mesh import MeshShape
 class Case:
     """One configuration of one training step.
 
-    ``builder`` is the import path ``package.module:function`` of a step builder, and ``params`` the JSON
-    values it is called with: of what is given, a tuple becomes a list, and an enum that is also a text or a
-    number becomes that. ``version`` is raised by hand when the builder starts to do other work under the same
-    parameters. ``memory_cap_gb`` (GB of 10⁹ bytes) makes the device pretend to be smaller.
+    builder:
+        Import path of a step builder, ``package.module:function``.
+    params:
+        The step builder's arguments, as JSON values. A tuple becomes a list. An enum that is a ``str`` or a number
+        becomes that ``str`` or number.
+    version:
+        Raise it by hand when the builder starts to do other work under the same parameters.
+    memory_cap_gb:
+        Limit of the device's memory, in GB of 10⁹ bytes; ``None`` for all of the memory.
+
+    Raises ``ValueError`` for a builder that is no import path, a cap that is not above 0, and parameters that are not
+    JSON.
     """
 
     builder: str
@@ -41,7 +49,7 @@ class Case:
             except (TypeError, ValueError) as error:
                 where = f"parameter {name}={value!r} of {self.builder}"
                 raise ValueError(f"{where} is not JSON: {error}") from None
-        # What ranks and baselines get through their files is then what the id is made of.
+        # Ranks and baselines read the parameters from JSON files. With the same values here, their id is the same.
         object.__setattr__(self, "params", params)
 
     @property
@@ -51,10 +59,8 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The name that baselines are keyed by, made of all that changes the number and of nothing else.
-
-        The module of the builder is left out, so that moving a file loses no baseline.
-        """
+        """The key of the case's baseline. It names all fields except the builder's module, so that a builder may move
+        to another file and keep its baseline."""
         words = [f"{name}={_spell(self.params[name])}" for name in sorted(self.params)]
         if self.memory_cap_gb is not None:
             words.append(f"memory cap {self.memory_cap_gb!r} GB")
@@ -63,20 +69,20 @@ class Case:
         return f"{self.function}({', '.join(words)}) @ {self.mesh}"
 
     def apart(self, other: Case) -> list[str]:
-        """In words, what ``other`` has that this case has not."""
+        """Every difference between this case and ``other``, as ``name before → after``."""
 
         def facts(case: Case) -> dict[str, Any]:
             own = {"builder": case.function, "mesh": case.mesh, "version": case.version}
-            own["memory cap"] = "not there" if case.memory_cap_gb is None else case.memory_cap_gb
+            own["memory cap"] = "not set" if case.memory_cap_gb is None else case.memory_cap_gb
             names = sorted({*self.params, *other.params})
-            return own | {name: _spell(case.params[name]) if name in case.params else "not there" for name in names}
+            return own | {name: _spell(case.params[name]) if name in case.params else "not set" for name in names}
 
         before, now = facts(self), facts(other)
         return [f"{name} {before[name]} → {now[name]}" for name in before if before[name] != now[name]]
 
     @property
     def slug(self) -> str:
-        """A file name for this case: readable, unique through a hash of :attr:`id`."""
+        """A readable file name for this case. A hash of :attr:`id` makes it unique."""
         words = [value for _, value in sorted(self.params.items()) if isinstance(value, str)]
         text = "-".join([self.function, *words, str(self.mesh)]).lower()
         readable = re.sub(r"[^a-z0-9._]+", "-", text).strip("-")
@@ -97,10 +103,10 @@ class Case:
 
 
 def builder_path(builder: str | Callable[..., Any]) -> str:
-    """Import path of a step builder given as a function or as a path already.
+    """Import path of a step builder. A ``builder`` that is a path already is returned as it is.
 
-    Raises ``ValueError`` for a function that a fresh process could not import: a lambda, a nested function,
-    one defined in ``__main__``.
+    Raises ``ValueError`` for a function that another process cannot import: a lambda, a nested function or a function
+    of ``__main__``.
     """
     if isinstance(builder, str):
         return builder
@@ -111,7 +117,7 @@ def builder_path(builder: str | Callable[..., Any]) -> str:
 
 
 def _spell(value: Any) -> str:
-    """Text without quotes where that cannot be taken for another value."""
+    """The value as JSON. A string loses its quotes, unless it could then be read as another JSON value."""
     plain = isinstance(value, str) and re.fullmatch(r"[\w.+/:-]+", value) and not _is_json(value)
     return str(value) if plain else json.dumps(value, sort_keys=True, ensure_ascii=False)
 

@@ -1,6 +1,6 @@
-"""What a launch may run under while its steps are timed: the host's cores, the devices' clocks, who else was there.
+"""Conditions of a launch while its steps are timed: the host's cores, the devices' clocks, other processes.
 
-:data:`CONDITIONS` says which facts there are and how much of each may slow a step. A fact that cannot be read is
+:data:`CONDITIONS` lists the conditions, and says how much each may slow a step. A condition that cannot be read is
 absent, never guessed.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Conditions = Mapping[str, Sequence[float]]
-"""Facts by name: one figure for the host, or one for each device, or for each rank."""
+"""Values by the name of the condition: one value per host, per device or per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A speed. Lower than the baseline's by more than ``margin`` (a fraction) counts, and lengthens a step by the ratio
-    at most, or by its power ``share``."""
+    """The rule for a speed. It counts if it is below the baseline's by more than ``margin``, a fraction. It may then
+    lengthen a step by the ratio of the two speeds, raised to the power ``share``."""
 
     margin: float
     share: float = 1.0
@@ -24,10 +24,15 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class LostShare:
-    """A share of the window that was lost. Higher than the baseline's by more than ``margin`` (a difference) counts,
-    and lengthens a step as what is left of the window got shorter. ``normal``: the share to hold it against where the
-    baseline is older than conditions; ``None``: nothing then counts. ``cost``: the condition whose shares say better
-    how much was lost, where it is known."""
+    """The rule for a share of the window that was lost. It counts if it is above the baseline's by more than
+    ``margin``, a difference of shares. It may then lengthen a step by the ratio of the remaining shares.
+
+    normal:
+        The share to compare with if the baseline is older than conditions and stores none. ``None``: then the condition
+        does not count.
+    cost:
+        Name of another condition. If it is known, its shares are used to compute how much longer a step takes.
+    """
 
     margin: float
     normal: float | None = None
@@ -36,13 +41,23 @@ class LostShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Present:
-    """A number of things that should not be there. More than in the baseline count, and may have cost anything."""
+    """The rule for a count of disturbances. It counts if it is above the baseline's. It may lengthen a step by any
+    amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """``text`` says it in words, with ``figure``, a value and its unit, at its ``{}``. ``of``: ``host``, ``device`` or
-    ``rank``. ``rule`` is ``None`` for a fact that is stored and is never itself held to slow a step."""
+    """One row of :data:`CONDITIONS`.
+
+    text:
+        What reports say. Its ``{}`` stands for the value.
+    of:
+        What a value belongs to: ``host``, ``device`` or ``rank``.
+    figure:
+        Format of a value, with its unit.
+    rule:
+        When the condition may slow a step, and how much. ``None`` for a condition that is stored but never blamed.
+    """
 
     text: str
     of: str
@@ -52,12 +67,12 @@ class Condition:
 
 CONDITIONS: dict[str, Condition] = {
     # Boost clocks of one H200 move by 1 to 2 % between launches of one step. At the power cap they fall from 1,980 to
-    # 1,440 MHz within half a second and come back by a few percent: the mean of many samples is the same each time.
+    # 1,440 MHz within half a second and rise again by a few percent. The mean of many samples is the same each time.
     "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
     "memory_mhz": Condition(text="memory clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
-    # A setting: any other value is another one.
+    # A setting has no noise, so any other value counts.
     "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=Rate(margin=0.005)),
-    # As two of ten samples: one is chance.
+    # 15 points are two of ten samples. One sample may be chance.
     "hw_thermal": Condition(
         text="thermal slowdown by the hardware in {} of the window",
         of="device",
@@ -72,37 +87,38 @@ CONDITIONS: dict[str, Condition] = {
     "hw_slowdown": Condition(
         text="slowdown by the hardware in {} of the window", of="device", rule=LostShare(margin=0.15, normal=0.0)
     ),
-    # A large product runs at the power cap all the time, as it should: what that costs shows as the SM clock.
+    # A large matrix product always runs at the power cap. The SM clock shows what that costs.
     "sw_power_cap": Condition(text="at the power cap in {} of the window", of="device"),
     "other_processes": Condition(text="other processes: {}", figure="{:.0f}", of="device", rule=Present()),
     "temperature_c": Condition(text="temperature {}", figure="{:.0f} °C", of="device"),
     "power_w": Condition(text="power {}", figure="{:,.0f} W", of="device"),
-    # A machine that does nothing else still has its services: a few percent of few cores.
+    # The services of an idle machine use a few percent of few cores.
     "other_cores": Condition(
         text="other processes used {} of the cores", of="host", rule=LostShare(margin=0.1, normal=0.0, cost="waiting")
     ),
-    # Ranks that share cores wait too: it says what others cost, never that there were any.
-    "waiting": Condition(text="a rank was ready and had no core in {} of the window", of="host"),
+    # Ranks that share cores with each other wait too. So waiting shows how much other processes cost, but does not
+    # prove that there were any.
+    "waiting": Condition(text="a rank was ready but had no core in {} of the window", of="host"),
     "stolen": Condition(
-        text="the host of this virtual machine withheld {} of its cores' time",
+        text="the hypervisor withheld {} of the cores' time",
         of="host",
         rule=LostShare(margin=0.05, normal=0.0),
     ),
-    # A quota is part of a container, and a step that fills it may do so every night.
+    # A step may use up its container's quota every night. So without the baseline's share there is no normal one.
     "quota": Condition(
         text="the container's CPU quota ran out in {} of its periods", of="host", rule=LostShare(margin=0.1)
     ),
-    # Whatever the kernel does not see: a neighbour on the other half of a core, a lower clock of a virtual one.
-    # It notices more of that than a step does: benchmarks/host_rate.
+    # The kernel does not see every disturbance: a neighbour on the other hardware thread of a core, or a lower clock of
+    # a virtual core. The host rate does. It falls further than a step slows down: see benchmarks/host_rate.py.
     "host_rate": Condition(
-        text="the host looks at {}", figure="{:,.3g} objects/µs", of="host", rule=Rate(margin=0.2, share=0.65)
+        text="the host reads {}", figure="{:,.3g} objects/µs", of="host", rule=Rate(margin=0.2, share=0.65)
     ),
     "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
-    # Ranks are held against each other: pytest_trainbench.judge.attribution.slow_rank.
+    # pytest_trainbench.judge.attribution.slow_rank compares ranks with each other, so there is no rule here.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
 }
 
 
 def worst(name: str, values: Sequence[float]) -> float:
-    """Of the devices or ranks, that which a step waits for."""
+    """The value of the device or rank that a step waits for: the lowest speed, the highest share or count."""
     return min(values) if name in CONDITIONS and isinstance(CONDITIONS[name].rule, Rate) else max(values)

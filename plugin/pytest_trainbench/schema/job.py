@@ -1,4 +1,4 @@
-"""The boundary between processes: what a rank is told, and the files that it leaves. All of it is JSON."""
+"""What crosses process boundaries: the job that a rank reads, and the files that a rank writes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,44 @@ from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.plan import Plan
 
 JOB = "job.json"
-"""File of a job in its folder."""
+"""Name of the job's file in its folder."""
 
 FILES = ("trace-{}.json", "failure-{}.json", "hang-{}.txt", "stopped-{}.txt", "progress-{}", "code-{}.json")
-"""Files that a rank may leave there: what it measured, why it could not, where its threads hung or were when it was
-stopped for another rank, what it does, which files of the project it imported."""
+"""Files that a rank may write into the job's folder; ``{}`` is the rank. In this order: its trace; why it failed; the
+stacks of its threads at the time limit; the same when it was stopped because of another rank; its current phase; which
+of the project's files it imported."""
 
 TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
 
 LEAVING = "leaving"
-"""The last phase: all ranks have written their traces, and whatever becomes of this one, it spoils no measurement."""
+"""The last phase. All ranks have written their traces, so a rank that fails now spoils no measurement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a rank is told.
+    """Everything that a rank needs to know.
 
-    With ``reference_steps`` the ranks only train that many steps and hand back their losses. ``limit_s`` bounds the
-    rank's life, ``collective_limit_s`` each collective, and ``step_limit_s`` each of the reference's steps and what
-    comes before the first: one rank does the work of all there, and nobody knows how long that takes.
-    ``import_path`` is put in front of ``sys.path``. ``delay_ms`` is a slowdown of every step, planted to see whether it
-    is found. ``device_uuids``: of NVIDIA's devices, in order, for whoever watches them from outside. ``moved``: a
-    working tree, and the checkout of another commit that its modules are to come from instead. ``root``: of the project
-    whose files the rank notes; ``None`` where nobody asks for them.
+    folder:
+        Where the rank writes its files.
+    limit_s:
+        Limit of the rank's life, in seconds.
+    collective_limit_s:
+        Limit of each collective, in seconds; below ``limit_s``, or ``ValueError`` is raised.
+    reference_steps:
+        Train this many steps and return their losses, without measuring. ``None`` for a launch that measures.
+    step_limit_s:
+        Limit of each step of a reference, and of the start before its first step, in seconds. A reference does the work
+        of all ranks on one rank, so the time of the whole cannot be known beforehand.
+    import_path:
+        Folders to put in front of ``sys.path``.
+    delay_ms:
+        A planted slowdown of every step, which tests whether the plugin finds it.
+    device_uuids:
+        UUIDs of the NVIDIA devices in the order of the ranks, for the process that samples them during the launch.
+    moved:
+        A working tree, and a checkout of another commit. The project's modules must come from the checkout.
+    root:
+        Root of the project whose imported files the rank notes; ``None`` if nobody needs them.
     """
 
     case: Case
@@ -88,8 +103,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why one rank gave up, written by the rank itself. ``lost_peer`` marks a victim: it failed because another rank
-    had gone."""
+    """Why one rank failed, written by the rank itself.
+
+    kind:
+        ``oom``, ``timeout`` or ``crash``.
+    lost_peer:
+        Whether the rank failed only because another rank was gone.
+    phase, at:
+        The phase in which it failed, and the time (seconds since the epoch).
+    """
 
     rank: int
     kind: str

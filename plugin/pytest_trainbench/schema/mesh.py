@@ -1,6 +1,6 @@
 """The shape of a device mesh: how many ranks a case needs, and how they are split into axes.
 
-A shape is plain data. Only a rank turns it into a ``torch.distributed.DeviceMesh``.
+A shape is plain data. Only a rank builds a ``torch.distributed.DeviceMesh`` from it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 AXES = ("pp", "dp", "cp", "tp")
-"""Mesh axes from the outermost to the innermost. Neighbouring ranks share the innermost axis, so tensor
-parallelism, which communicates most, gets the fastest links, and pipeline stages the slowest."""
+"""Mesh axes from the outermost to the innermost. Neighbouring ranks share the innermost axis. So tensor parallelism,
+which communicates most, gets the fastest links, and pipeline stages get the slowest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """Degrees of parallelism; each is a positive integer.
+    """Degrees of data, tensor, pipeline and context parallelism: ``dp``, ``tp``, ``pp`` and ``cp``.
 
-    ``dp``, ``tp``, ``pp`` and ``cp`` (data, tensor, pipeline, context parallel) multiply to the world size.
+    Their product is the world size. Raises ``ValueError`` for a degree that is not a positive integer.
     """
 
     dp: int = 1
@@ -38,18 +38,19 @@ class MeshShape:
         return math.prod(getattr(self, axis) for axis in AXES)
 
     def nodes(self, devices: int) -> int:
-        """How many machines of so many devices each it takes. Raises ``ValueError`` where the last is not full."""
+        """How many nodes the mesh needs, at ``devices`` per node. Raises ``ValueError`` if it needs several nodes and
+        does not fill the last."""
         if self.world_size > devices and self.world_size % devices:
-            raise ValueError(f"{self} needs {self.world_size} devices, which are no whole nodes of {devices}")
+            raise ValueError(f"{self} needs {self.world_size} devices, which do not fill whole nodes of {devices}")
         return math.ceil(self.world_size / devices)
 
     @property
     def axes(self) -> dict[str, int]:
-        """Axes that a rank builds, outermost first: those above 1, and always ``dp``."""
+        """Axes of the rank's ``DeviceMesh``, outermost first: all with a degree above 1, and always ``dp``."""
         return {axis: getattr(self, axis) for axis in AXES if axis == "dp" or getattr(self, axis) > 1}
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Position of global ``rank`` on each axis of :attr:`axes`."""
+        """Position of the global ``rank`` on each axis of :attr:`axes`."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is outside a mesh of {self.world_size}")
         position = {}
@@ -70,13 +71,14 @@ class MeshShape:
             match = re.fullmatch(r"([a-z]+)(\d+)", part)
             if match is None or match[1] not in asdict(cls()) or match[1] in degrees:
                 axes = ", ".join(asdict(cls()))
-                raise ValueError(f"{text!r} is no mesh: expected parts such as dp2-tp2, of {axes}")
+                raise ValueError(f"{text!r} is not a mesh: type axes with degrees such as dp2-tp2, of {axes}")
             degrees[match[1]] = int(match[2])
         return cls(**degrees)
 
     @classmethod
     def of(cls, value: MeshShape | str | Mapping[str, int] | int) -> MeshShape:
-        """A shape from any spelling: itself, ``"dp2-tp2"``, ``{"dp": 2}``, or a data-parallel degree."""
+        """A shape from a shape, from text (``"dp2-tp2"``), from a mapping (``{"dp": 2}``) or from a data-parallel
+        degree (``2``)."""
         if isinstance(value, MeshShape):
             return value
         if isinstance(value, str):

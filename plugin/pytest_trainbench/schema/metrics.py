@@ -1,4 +1,4 @@
-"""What is read off a launch, and how each figure is judged: one row a metric."""
+"""The table of metrics: how each is read from a launch, and which gate judges it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pytest_trainbench.schema.record import Record, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Statistical:
-    """Judged against the noise between launches. A change under ``floor`` is never a regression, however
-    certain (``--floor`` replaces it); where nothing under ``tolerance`` could have been seen, the row is noisy. Both
-    are fractions of the baseline. Its values are above 0."""
+    """The gate of a metric with noise between launches; its values are above 0.
+
+    A change below ``floor`` is never a regression, however certain it is (``--floor`` replaces it). A row that could
+    not detect a slowdown of ``tolerance`` is noisy. Both are fractions of the baseline.
+    """
 
     floor: float
     tolerance: float
@@ -24,8 +26,11 @@ class Statistical:
 
 @dataclass(frozen=True, kw_only=True)
 class Relative:
-    """Deterministic up to a fraction ``floor`` of the baseline. Where the baseline's own launches differ by more, it is
-    not, and is judged against that noise as a :class:`Statistical` figure is, with ``floor`` for a floor."""
+    """The gate of a metric that is deterministic up to ``floor``, a fraction of the baseline.
+
+    If the baseline's own launches differ by more than that, the metric is judged as :class:`Statistical`, with the same
+    ``floor`` and ``tolerance``.
+    """
 
     floor: float
     tolerance: float
@@ -33,26 +38,29 @@ class Relative:
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """Any difference is one of the work, and forbids a comparison."""
+    """The gate of a metric that describes the work. If it differs, the work differs, and the rows do not compare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The same in every launch; any difference from the baseline is better or worse. Where launches of one side differ
-    it is no such count, and is not judged.
+    """The gate of a count that is the same in every launch. Any difference from the baseline is better or worse. If
+    launches of one side differ, the count is not judged.
 
-    ``generated``: a compiler may choose it. Inductor times candidates while it compiles, for example whether to pad a
-    product, and chooses otherwise on another machine. A difference of a compiled step is then shown and not judged.
-    A case whose compiled step is known to be the same on every machine sets it to False (marker ``gate``)."""
+    generated:
+        Whether a compiler may choose the count. Inductor times candidates while it compiles, for example whether to pad
+        a product, and may choose differently on another machine. A difference in a compiled step is then shown, not
+        judged. If a compiled step is known to be the same on every machine, its case sets ``generated=False`` (marker
+        ``gate``).
+    """
 
     generated: bool = False
 
 
 HOST_BOUND = 0.9
-"""Share of a step from which on the host that issues it is said to set the pace."""
+"""A step may be host-bound if the host needs at least this share of the step to issue it. See :func:`host_bound`."""
 
 DEVICE_BOUND = 0.95
-"""Share of a step from which on the device that computes is."""
+"""A step is never host-bound if its device computes for at least this share of the step."""
 
 STARTING = ("starting", "opening", "joining", "building")
 """Phases of a rank before its first step."""
@@ -60,16 +68,23 @@ STARTING = ("starting", "opening", "joining", "building")
 Gate = Statistical | Relative | Exact | Counted
 
 Gates = Mapping[str, Mapping[str, Any]]
-"""By metric, fields of its gate that one case has otherwise."""
+"""Changed fields of gates, by metric: what one case overrides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The steady window of one launch, all ranks: what metrics are read from.
+    """The steady window of one launch, from which metrics are read.
 
-    step_ms: the slowest rank's time of each step. total_s: the slowest rank's time for the whole window.
-    peak_tflops: dense peak of one device for the step's dtype; ``None`` where unknown. loss_deviation: see
-    :func:`pytest_trainbench.judge.validity.loss_deviation`.
+    step_ms:
+        The slowest rank's time of each step, in ms.
+    total_s:
+        The slowest rank's time for the whole window, in seconds.
+    traces:
+        The traces of all ranks.
+    peak_tflops:
+        Dense peak of one device for the step's dtype; ``None`` if unknown.
+    loss_deviation:
+        See :func:`pytest_trainbench.judge.validity.loss_deviation`.
     """
 
     step_ms: Sequence[float]
@@ -88,18 +103,19 @@ class Window:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: the share of the devices' dense peak."""
+        """Model FLOPs utilisation, as a fraction of the devices' dense peak; ``None`` if either is unknown."""
         tflops = self.tflops_per_device
         return None if tflops is None or self.peak_tflops is None else tflops / self.peak_tflops
 
     @property
     def devices(self) -> int:
-        """That all ranks together keep busy."""
+        """Number of devices that all ranks together drive."""
         return sum(trace.devices for trace in self.traces)
 
     @property
     def energy_j_per_sample(self) -> float | None:
-        """Of all devices, over all timed steps; ``None`` where a rank's device has no counter, or it did not tick."""
+        """Energy of all devices per sample, over all timed steps, in joules. ``None`` if a rank's device has no energy
+        counter, or if the counter did not move."""
         taken_j = [trace.energy_j for trace in self.traces]
         if not all(taken_j):
             return None
@@ -107,31 +123,44 @@ class Window:
         return sum(one_j for one_j in taken_j if one_j) / (first.samples * len(first.step_ms))
 
     def part(self, name: str, pick: Callable[[Iterable[float]], float] = max) -> float | None:
-        """Of the ranks' figures the largest, or another ``pick``; ``None`` on a CPU."""
+        """The largest of the ranks' values of a part of the step time, or another ``pick`` of them; ``None`` on a
+        CPU."""
         found = [trace.parts[name] for trace in self.traces if name in trace.parts]
         return pick(found) if found else None
 
     def compilations(self, name: str) -> float | None:
-        """Of the rank that has most; ``None`` where nothing was compiled."""
+        """The largest count of any rank; ``None`` if nothing was compiled."""
         return max((trace.compilations[name] for trace in self.traces if name in trace.compilations), default=None)
 
     def collectives(self, figure: str) -> float | None:
-        """Of one step and all ranks together; ``None`` where they were not counted."""
+        """``calls`` or ``bytes`` of one step, summed over all ranks; ``None`` if they were not counted."""
         kinds = counted_collectives(self.traces)
         return None if kinds is None else sum(kind[figure] for kind in kinds.values())
 
     def peak_bytes(self, kind: str) -> int | None:
-        """Of the rank that needs most."""
+        """The bytes of the rank that needs most; ``None`` if no rank reports them."""
         return max((trace.memory[kind] for trace in self.traces if kind in trace.memory), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """``gate`` is ``None`` for a figure that is shown and stored but follows from others, or is not
-    repeatable. ``derived_from``: a metric that this one follows from, but for what it is judged for: asked for no more
-    than that one is, and not said beside it. ``paced_by``: of a time that is judged, ``host`` where the host that
-    issues a step may set its pace, and ``device`` where the device alone does, whatever its host does. ``leads``:
-    whether it is the metric that a row stands for; of one in all. ``compiled``: whether only a compiled step has it."""
+    """One row of :data:`METRICS`.
+
+    gate:
+        The rule that judges the metric. ``None`` for a metric that is only shown and stored, because it follows from
+        others or is not repeatable.
+    read:
+        Returns the metric's value; ``None`` if this launch has none.
+    derived_from:
+        The metric that this one mostly follows from. Without limits of its own, a case's wider floor and tolerance for
+        that metric apply to this one too. If both regressed, the reason names only that metric.
+    paced_by:
+        For a judged time. ``host`` if a slow host may make it longer, ``device`` if only the device may.
+    leads:
+        Whether it is the leading metric, which is judged first. Exactly one metric leads.
+    compiled:
+        Whether only compiled steps have it.
+    """
 
     title: str
     unit: str
@@ -145,10 +174,14 @@ class Metric:
 
 
 def host_bound(record: Record) -> bool:
-    """Whether the host sets the pace of a step: issuing it takes nearly as long as the step itself, or longer than the
-    device works for it (a step that waits for the device now and then is shorter than its host's work and the device's
-    together, and longer than either). Never where the device computes for nearly all of the step, whatever the host's
-    time says: of a step of many launches it is too long (see :class:`pytest_trainbench.rank.breakdown.Parts`)."""
+    """Whether a row is host-bound: the host needs nearly the whole step to issue it, or longer than the device works.
+
+    The second condition finds steps in which the host and the device wait for each other. Such a step is longer than
+    the host's work and longer than the device's work, but shorter than their sum.
+
+    A step whose device computes for nearly all of it is never host-bound. For a step of many kernels ``host_ms`` may be
+    too long: see :class:`pytest_trainbench.rank.breakdown.Parts`.
+    """
     host, step, compute = map(record.median, ("host_ms", "step_ms", "compute_ms"))
     if host is None or step is None or (compute is not None and compute >= DEVICE_BOUND * step):
         return False
@@ -157,15 +190,14 @@ def host_bound(record: Record) -> bool:
 
 
 def counted_flops(traces: Sequence[Trace]) -> float | None:
-    """FLOPs of one step as the counter saw them, all ranks added up; ``None`` where any rank did not
-    count."""
+    """Counted FLOPs of one step, summed over all ranks; ``None`` if any rank did not count."""
     counts = [trace.flops_counted for trace in traces]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def counted_collectives(traces: Sequence[Trace]) -> dict[str, dict[str, float]] | None:
-    """Calls and bytes of one step by kind, all ranks added up, so that none hides behind another; ``None`` where any
-    rank did not count."""
+    """``calls`` and ``bytes`` of one step by kind, summed over all ranks. The sum changes if any rank changes. ``None``
+    if any rank did not count."""
     found: dict[str, dict[str, float]] = {}
     for trace in traces:
         if trace.collectives is None:
@@ -178,14 +210,14 @@ def counted_collectives(traces: Sequence[Trace]) -> dict[str, dict[str, float]] 
 
 
 def _flops(window: Window) -> int | None:
-    """A whole number, so that storing it loses nothing and it can be compared exactly."""
+    """FLOPs of one step, as a whole number: files round fractions, and this metric is compared exactly."""
     flops = counted_flops(window.traces) or window.traces[0].flops
     return None if flops is None else round(flops)
 
 
 def _exposed_communication(window: Window) -> float | None:
-    """Of the rank that waits least: what others have above it is waiting for that one. The profiler slows hosts, and so
-    ranks wait longer for each other: it is no more than what the device's own work leaves of a timed step."""
+    """Minimum over ranks in ms; anything above it is waiting. It is capped at step time minus compute time, because the
+    profiler slows hosts, and then ranks wait longer for each other."""
     found = window.part("exposed_communication_ms", min)
     if found is None:
         return None
@@ -206,7 +238,8 @@ METRICS: dict[str, Metric] = {
         title="samples/s",
         unit="1/s",
         higher_is_better=True,
-        # A median does not see what slows fewer than half of the steps. This does, hiccups and all, so it is noisier.
+        # The median step time does not see what slows fewer than half of the steps. This rate contains every slow step,
+        # so it is noisier.
         gate=Statistical(floor=0.02, tolerance=0.25),
         read=lambda window: window.per_s(window.traces[0].samples),
         derived_from="step_ms",
@@ -223,22 +256,23 @@ METRICS: dict[str, Metric] = {
         title="compute time of the device",
         unit="ms",
         higher_is_better=False,
-        # Of a few profiled steps. The kernels of DDP on two H200s took 27.5 to 28.4 ms in launches whose steps were all
-        # 29.4 to 29.6: with the tolerance of a step, a row of which that is known too well would be noisy.
+        # The value comes from a few profiled steps, so it varies more than the step time. In launches of DDP on two
+        # H200s, steps took 29.4 to 29.6 ms, and their kernels 27.5 to 28.4 ms. With the tolerance of the step time such
+        # a row would be noisy.
         gate=Statistical(floor=0.01, tolerance=0.1),
-        # A step that only communicates computes nothing, and nothing cannot be held against its noise.
+        # A step that only communicates has a compute time of 0. A statistical gate needs values above 0.
         read=lambda window: window.part("compute_ms") or None,
         paced_by="device",
     ),
     "exposed_communication_ms": Metric(
-        title="communication that nothing hides",
+        title="exposed communication",
         unit="ms",
         higher_is_better=False,
         gate=None,
         read=_exposed_communication,
     ),
     "host_ms": Metric(
-        title="time of the host to issue a step",
+        title="host time to issue a step",
         unit="ms",
         higher_is_better=False,
         gate=None,
@@ -332,21 +366,21 @@ METRICS: dict[str, Metric] = {
     ),
     "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=lambda window: window.mfu),
     "energy_j_per_sample": Metric(
-        title="energy of the devices a sample",
+        title="energy of the devices per sample",
         unit="J",
         higher_is_better=False,
         gate=None,
         read=lambda window: window.energy_j_per_sample,
     ),
     "devices": Metric(
-        title="devices, where a rank has several",
+        title="devices, if a rank has several",
         unit="",
         higher_is_better=False,
         gate=None,
         read=lambda window: window.devices if window.devices > len(window.traces) else None,
     ),
     "loss_deviation": Metric(
-        title="distance of the losses from the unsharded model's",
+        title="deviation of the losses from the reference's",
         unit="",
         higher_is_better=False,
         gate=None,
@@ -363,13 +397,16 @@ METRICS: dict[str, Metric] = {
 
 
 LEADING = next(name for name, metric in METRICS.items() if metric.leads)
-"""The metric that a row stands for: it is judged first, and no row is judged without it."""
+"""The metric that is judged first. No row is judged without it."""
 
 
 def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
-    """``asked``, once it is known that it can be had: fractions above 0 for ``floor`` and ``tolerance`` of metrics
-    that are judged by them, the tolerance above the floor, whichever of the two was asked for; true or false for
-    ``generated`` of counts that a compiler may choose. Raises ``ValueError`` otherwise."""
+    """Return the fields of ``asked``, by metric, after checking them. Raises ``ValueError`` if one cannot be set.
+
+    ``floor`` and ``tolerance`` are fractions above 0, for metrics whose gates have them. The tolerance must be above
+    the floor, also if only one of the two is given. ``generated`` is true or false, for counts that a compiler may
+    choose.
+    """
     judged = [name for name, metric in METRICS.items() if isinstance(metric.gate, (Statistical, Relative))]
     counted = [name for name, metric in METRICS.items() if isinstance(metric.gate, Counted) and metric.gate.generated]
     found: dict[str, dict[str, float]] = {}
@@ -381,12 +418,12 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
             chosen[name] = {"generated": fields["generated"]}
             continue
         if name not in judged:
-            raise ValueError(f"{name!r} has no floor and no tolerance that could be set: only {', '.join(judged)} have")
+            raise ValueError(f"{name!r} has no floor or tolerance to set: type one of {', '.join(judged)}")
         for field, value in fields.items():
             if field not in ("floor", "tolerance"):
-                raise ValueError(f"a gate has a floor and a tolerance, and no {field!r}")
+                raise ValueError(f"the gate of {name} takes floor and tolerance, not {field!r}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ValueError(f"the {field} of {name} is a fraction above 0, such as 0.05, not {value!r}")
+                raise ValueError(f"the {field} of {name} must be a fraction above 0, such as 0.05, not {value!r}")
             found.setdefault(name, {})[field] = float(value)
     for name, limits in found.items():
         gate = METRICS[name].gate
@@ -395,7 +432,7 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
         if limited.floor >= limited.tolerance:
             both = f"a floor of {limited.floor:g} and a tolerance of {limited.tolerance:g}"
             raise ValueError(
-                f"{name} with {both} would always be noisy, since nothing under the floor is ever found:"
+                f"{name} with {both} would always be noisy, because changes below the floor never count:"
                 " give a tolerance above the floor"
             )
     return {**found, **chosen}

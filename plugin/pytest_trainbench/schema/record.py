@@ -1,4 +1,4 @@
-"""What was measured: traces (one a rank), launches (one a process launch), records (one a case)."""
+"""Measurements: one trace per rank, one launch per start of all ranks, one record per case."""
 
 from __future__ import annotations
 
@@ -15,26 +15,46 @@ from typing import Any
 from pytest_trainbench.schema.case import Case
 
 SCHEMA = 1
-"""Version of the stored format. A release that raises it also reads the version before."""
+"""Version of the stored format. A release that raises it also reads the previous version."""
 
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one rank saw of one launch; written by the rank as JSON. What has a default is known once it has been
-    measured.
+    """What one rank measured in one launch. The rank writes it as JSON. A field with a default gets its value once it
+    is measured.
 
-    node: which of the launch's machines it ran on, from 0. step_ms: wall time of each timed step (ms), in order.
-    losses: of every step from the first, ``None`` where this rank has none. digest_before, digest_after: exact
-    fingerprints of the parameters. flops: of one step on all ranks by formula; flops_counted: as the counter saw them
-    on this rank alone. memory: bytes by name. parts: where a step's time goes, by name
-    (:class:`pytest_trainbench.rank.breakdown.Parts`); empty on a CPU. collectives: calls and bytes of one step by kind,
-    ``None`` where they could not be counted. compilations: see
-    :func:`pytest_trainbench.rank.compilations.count_compilations`. energy_j: taken by this rank's device in all timed
-    steps, ``None`` where it has no counter. host: what its host counted meanwhile
-    (:func:`pytest_trainbench.rank.host_counters.counters`). figures: what the step said of itself. devices: that this
-    rank keeps busy. phases_s: seconds by phase.
+    node:
+        Number of the machine on which the rank ran, from 0.
+    flops:
+        FLOPs of one step on all ranks, by formula.
+    devices:
+        Number of devices that this rank drives.
+    digest_before, digest_after:
+        Exact fingerprints of the parameters before and after all steps.
+    step_ms:
+        Wall time of each timed step in ms, in order.
+    losses:
+        Loss of every step from the first; ``None`` if this rank has none.
+    flops_counted:
+        Counted FLOPs of one step on this rank alone; ``None`` if not counted.
+    memory:
+        Bytes by name.
+    parts:
+        Where a step's time goes, by name (:class:`pytest_trainbench.rank.breakdown.Parts`); empty on a CPU.
+    collectives:
+        Calls and bytes of one step by kind; ``None`` if they could not be counted.
+    compilations:
+        See :func:`pytest_trainbench.rank.compilations.count_compilations`.
+    energy_j:
+        Energy of this rank's device in all timed steps, in joules; ``None`` if it has no counter.
+    host:
+        Counters of the host during the timed steps (:func:`pytest_trainbench.rank.host_counters.counters`).
+    figures:
+        The step's own figures (:attr:`pytest_trainbench.Step.figures`).
+    phases_s:
+        Seconds by phase of the rank.
     """
 
     rank: int
@@ -63,7 +83,7 @@ class Trace:
 
     @property
     def compute_ms(self) -> float | None:
-        """How long the device computes for a step; ``None`` on a CPU."""
+        """Compute time of the device per step, in ms; ``None`` on a CPU."""
         return self.parts.get("compute_ms")
 
     def to_json(self) -> dict[str, Any]:
@@ -76,14 +96,32 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One process launch, its ranks reduced: the unit of evidence.
+    """One launch, aggregated over its ranks. Verdicts compare launches.
 
-    step_ms holds the slowest rank's time for every timed step; those from index ``steady_from`` on are the
-    steady window that ``metrics`` (values by metric name) were read from. ``figures`` are what the step said of itself.
-    ``collectives`` are calls and bytes of one step by kind, all ranks added up. ``conditions`` are what it ran under
-    (:data:`pytest_trainbench.schema.conditions.CONDITIONS`). losses are the mean over data-parallel ranks, from the
-    first step on, up to the first that is not finite: every number here is. ``reason`` says why ``outcome`` is not
-    ``ok``.
+    outcome:
+        One of :data:`LAUNCH_OUTCOMES`.
+    reason:
+        Why ``outcome`` is not ``ok``; ``None`` if it is.
+    step_ms:
+        The slowest rank's time of every timed step, in ms.
+    steady_from:
+        Index in ``step_ms`` of the first step of the steady window, from which metrics are read.
+    losses:
+        Mean over data-parallel ranks of every step from the first. The list ends before the first loss that is not
+        finite.
+    metrics:
+        Values by metric name.
+    figures:
+        The step's own figures (:attr:`pytest_trainbench.Step.figures`).
+    collectives:
+        Calls and bytes of one step by kind, summed over all ranks.
+    conditions:
+        Conditions of the machine by name (:data:`pytest_trainbench.schema.conditions.CONDITIONS`).
+    phases_s:
+        Seconds by phase.
+
+    Raises ``ValueError`` for an unknown outcome, for a number that is not finite, and for an ok launch without step
+    times above 0.
     """
 
     outcome: str = "ok"
@@ -99,19 +137,20 @@ class Launch:
 
     def __post_init__(self) -> None:
         if self.outcome not in LAUNCH_OUTCOMES:
-            raise ValueError(f"a launch ends as one of {', '.join(LAUNCH_OUTCOMES)}, not {self.outcome!r}")
+            raise ValueError(f"launch outcome {self.outcome!r} is unknown; known: {', '.join(LAUNCH_OUTCOMES)}")
         if (self.outcome == "ok") != (self.reason is None):
-            raise ValueError(f"a launch that ended {self.outcome!r} has the reason {self.reason!r}")
+            rule = "a launch has a reason exactly if its outcome is not 'ok'"
+            raise ValueError(f"{rule}: its outcome is {self.outcome!r}, its reason {self.reason!r}")
         numbers = [*self.step_ms, *self.losses, *self.metrics.values(), *self.figures.values()]
         numbers += self.phases_s.values()
         numbers += (number for kind in self.collectives.values() for number in kind.values())
         numbers += (number for values in self.conditions.values() for number in values)
         if broken := [number for number in numbers if not math.isfinite(number)]:
-            raise ValueError(f"a launch holds finite numbers, not {broken}")
+            raise ValueError(f"numbers of a launch must be finite, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
-            raise ValueError(f"an ok launch has step times above 0, not {self.step_ms}")
+            raise ValueError(f"an ok launch needs step times above 0, not {self.step_ms}")
         if self.metrics.get("step_ms", 1.0) <= 0:
-            raise ValueError(f"a step takes more than {self.metrics['step_ms']} ms")
+            raise ValueError(f"the metric step_ms must be above 0, not {self.metrics['step_ms']}")
 
     @property
     def steady_ms(self) -> list[float]:
@@ -120,12 +159,19 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All launches of one case in one session, with what is needed to compare them later.
+    """All launches of one case in one run, with everything that a later comparison needs.
 
-    ``label`` is the short name shown to people, ``created`` the UTC time (ISO 8601), ``hardware`` the
-    hardware id, ``environment`` as :class:`pytest_trainbench.hardware.environment.Environment` gives it. ``code`` has a
-    digest of each of the project's files that the ranks imported, by path relative to the project's root
-    (:mod:`pytest_trainbench.project.sources`); empty in older files.
+    label:
+        The row's short name in reports.
+    hardware:
+        Id of the hardware.
+    created:
+        Time in UTC, as ISO 8601.
+    environment:
+        JSON of :class:`pytest_trainbench.hardware.environment.Environment`.
+    code:
+        Digests of the project's files that the ranks imported, by path relative to the project's root
+        (:mod:`pytest_trainbench.project.sources`). Empty in older files.
     """
 
     case: Case
@@ -143,7 +189,7 @@ class Record:
 
     @property
     def outcome(self) -> str:
-        """The first outcome among the launches that is not ``ok``."""
+        """The first launch outcome that is not ``ok``; ``ok`` if all are."""
         return next((launch.outcome for launch in self.launches if launch.outcome != "ok"), "ok")
 
     @property
@@ -152,7 +198,7 @@ class Record:
 
     @property
     def machine(self) -> str:
-        """Of its environment; empty where that does not say."""
+        """Id of the machine, from the environment; empty if unknown."""
         return str(self.environment.get("machine", ""))
 
     def values(self, metric: str) -> list[float]:
@@ -160,7 +206,8 @@ class Record:
         return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]
 
     def median(self, *metrics: str) -> float | None:
-        """Median over the launches of the first of these metrics that any launch has; ``None`` where none has one."""
+        """Median over the launches. Of several metrics it takes the first that any launch has; ``None`` if no launch
+        has any of them."""
         return next((statistics.median(values) for metric in metrics if (values := self.values(metric))), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -180,10 +227,10 @@ class Record:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
         if datetime.fromisoformat(data["created"]).tzinfo is None:
-            raise ValueError(f"created is {data['created']!r}, without a time zone")
+            raise ValueError(f"its time, created={data['created']!r}, has no time zone")
         for name in ("must_match", "suspects"):
             if not isinstance(data["environment"][name], Mapping):
-                raise ValueError(f"{name} of its environment is {data['environment'][name]!r}")
+                raise ValueError(f"{name} of its environment must be an object, not {data['environment'][name]!r}")
         return cls(
             case=Case.from_json(data["case"]),
             label=data["label"],
@@ -197,10 +244,10 @@ class Record:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    """JSON for people and ``git diff``: indented, and a list of numbers on one line.
+    """JSON that is easy to read and to diff: indented, with each list of numbers on one line.
 
-    Fractions are cut to 6 significant digits; whole numbers, such as bytes and FLOPs, are kept as they are, and so is
-    the case, whose parameters name it.
+    Fractions are rounded to 6 significant digits. Whole numbers, such as bytes and FLOPs, stay exact. So does the case,
+    because its parameters are part of its id.
     """
     stored = {name: value if name == "case" else as_stored(value) for name, value in data.items()}
     text = json.dumps(stored, indent=2, ensure_ascii=False, allow_nan=False)
@@ -209,9 +256,9 @@ def dump(data: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> Record:
-    """The record in a file written with :func:`dump`.
+    """Read a record from a file that :func:`dump` wrote.
 
-    Raises ``ValueError`` with one sentence that names the file for anything that is not one.
+    Raises ``ValueError`` with one sentence that names the file, if the file is missing or holds no valid record.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -219,8 +266,8 @@ def read_record(path: Path) -> Record:
             raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
         record = Record.from_json(data)
         if record.case.id != data["id"]:
-            ids = f"its id {data['id']!r} is not that of its case, {record.case.id!r}"
-            raise ValueError(f"{ids}: it was edited by hand")
+            ids = f"its id {data['id']!r} differs from the id of its case, {record.case.id!r}"
+            raise ValueError(f"{ids}: the file was edited by hand")
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
@@ -229,7 +276,7 @@ def read_record(path: Path) -> Record:
 
 
 def as_stored(value: Any) -> Any:
-    """What a file keeps of it; see :func:`dump`."""
+    """``value`` as a file stores it, with rounded fractions: see :func:`dump`."""
     if isinstance(value, float):
         return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, Mapping):
