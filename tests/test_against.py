@@ -58,16 +58,16 @@ def test_an_interpreter_may_greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("echo hello", "it is an executable file, and did not run as a Python interpreter"),
-        ("true", "it is an executable file, and did not run as a Python interpreter"),
-        ("exit 3", "it is an executable file, and did not run as a Python interpreter"),
+        ("echo hello", "it is an executable file, but it did not run as a Python interpreter"),
+        ("true", "it is an executable file, but it did not run as a Python interpreter"),
+        ("exit 3", "it is an executable file, but it did not run as a Python interpreter"),
         (
             """echo '{"version": [3, 9], "torch": true, "path": []}'""",
-            "it is Python 3.9, and pytest-trainbench needs 3.10 or newer",
+            "it is Python 3.9, but pytest-trainbench needs 3.10 or newer",
         ),
         (
             """echo '{"version": [3, 12], "torch": false, "path": []}'""",
-            "it has no torch; PATH -m pip install torch nvidia-ml-py",
+            "it has no torch: type PATH -m pip install torch nvidia-ml-py",
         ),
     ],
 )
@@ -79,16 +79,16 @@ def test_an_executable_that_cannot_train_is_refused(body: str, sentence: str, tm
 
 
 def test_what_is_neither_is_refused_with_what_was_tried(repository: Path, tmp_path: Path) -> None:
-    tried = "it is no Python interpreter (no executable file has this path)"
-    shallow = "(a shallow clone has only what was fetched: git fetch)"
+    tried = "it is not a Python interpreter (no executable file has this path)"
+    shallow = "(in a shallow clone, git fetch gets more commits)"
     for name in ("nonsense", "part/mine.py", "-x"):
         with pytest.raises(ValueError) as error:
             find(name, repository)
-        assert str(error.value) == f"{tried}, and no commit, branch or tag of {repository} {shallow}"
+        assert str(error.value) == f"{tried}, and not a commit, branch or tag of {repository} {shallow}"
     with pytest.raises(ValueError) as error:
         find("main", tmp_path)
     assert str(error.value).startswith(
-        f"{tried}, and {tmp_path} is in no git repository that can be read, so it is no commit either"
+        f"{tried}, and {tmp_path} is in no git repository that can be read, so it is not a commit either"
         " (git rev-parse failed: fatal: not a git repository "
     )
 

@@ -79,7 +79,7 @@ def test_memory_that_ran_out_by_chance_is_no_baseline(tmp_path: Path) -> None:
         ([out], "memory ran out in one launch alone, and the baseline fitted"),
         ([out, failed("crash")], "memory ran out in one launch alone, and the baseline fitted"),
     ):
-        cure = "see that nothing else takes the device's memory, and save it again"
+        cure = "make sure that nothing else uses the device's memory, and save it again"
         with pytest.raises(ValueError, match=f"{what}; {cure}: because$"):
             save(tmp_path, record(*launches, of=FIRST))
     assert files(tmp_path) == before
@@ -114,7 +114,7 @@ def test_count_is_of_whole_files_on_this_hardware(tmp_path: Path) -> None:
 
 # A stored file that cannot be used
 
-CURE = "; --save-baseline writes it anew"
+CURE = "; --save-baseline writes a new one"
 
 
 def spoil(folder: Path, text: str) -> Path:
@@ -129,10 +129,10 @@ def spoil(folder: Path, text: str) -> Path:
     [
         ("<<<<<<< HEAD\n", "cannot be read as a record: Expecting value: line 1 column 1 (char 0)"),
         ("{}", "cannot be read as a record: it has no 'schema'"),
-        (dump(record(of=SECOND).to_json()), f"holds {SECOND.id!r}: it was renamed or edited by hand"),
+        (dump(record(of=SECOND).to_json()), f"holds the case {SECOND.id!r}: the file was renamed or edited by hand"),
         (
             dump(record(failed("crash"), of=FIRST).to_json()),
-            "is no baseline: it ended 'crash': it ended crash",
+            "cannot be a baseline: it ended 'crash': it ended crash",
         ),
     ],
     ids=["merge conflict", "empty", "another case", "a crash"],

@@ -124,9 +124,9 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
 @pytest.mark.parametrize(
     ("out_of_memory", "outcome", "told"),
     [
-        (True, "oom", ": out of the host's memory, as the kernel's out-of-memory killer counts"),
-        (False, "crash", "; not by the kernel's out-of-memory killer, which counts none"),
-        (None, "crash", "; by the kernel's out-of-memory killer, usually: dmesg tells"),
+        (True, "oom", ": out of host memory, as the count of the kernel's out-of-memory killer shows"),
+        (False, "crash", "; not by the kernel's out-of-memory killer, which counted no kill"),
+        (None, "crash", "; usually the kernel's out-of-memory killer does this: look at dmesg"),
     ],
 )
 def test_who_may_have_killed_a_rank_is_said(
@@ -258,7 +258,7 @@ def test_a_hang_that_cuts_off_a_peer_is_still_the_cause(tmp_path: Path) -> None:
 def test_a_collective_that_nccl_gave_up_is_a_timeout_and_the_others_are_told_of(tmp_path: Path) -> None:
     """Torch aborts the rank that waited, and the line that says so is followed by many of C++."""
     ended = run(tmp_path, fault="nccl timeout")
-    waited = "rank 1 waited 60 s for others in ALLREDUCE while building the step; rank 0 was "
+    waited = "rank 1 waited 60 s for other ranks in ALLREDUCE while building the step; rank 0 was "
     assert ended.outcome == "timeout" and str(ended.reason).startswith(waited)
 
 
@@ -276,8 +276,8 @@ def test_each_step_of_a_reference_has_the_limit_to_itself(tmp_path: Path) -> Non
     hung = run(tmp_path / "b", ranks=1, replicas=2, slow_ms=12_000.0, reference=(6, 6.0))
     assert (hung.outcome, hung.reason) == (
         "timeout",
-        "rank 0 did not finish: it was training step 1 of 6 of the reference; one rank does the work of all there,"
-        " and each step may take 6 s (--launch-timeout)",
+        "rank 0 did not finish: it was training step 1 of 6 of the reference; one rank trains the whole reference,"
+        " and each of its steps may take 6 s (--launch-timeout)",
     )
     assert "steps.py" in hung.detail
 

@@ -173,7 +173,7 @@ def test_under_xdist_a_case_is_refused_also_where_it_would_be_skipped(project: p
     result = pytest_run(project, "-n", "1", "--report-md", "report.md", "-p", "no:benchmark")
     result.assert_outcomes(errors=3)
     assert result.ret == 1
-    said = "*a training benchmark needs the machine to itself: run it without pytest-xdist's processes (-n 0)"
+    said = "*training benchmarks disturb each other if they run in parallel: turn pytest-xdist off with -n 0"
     result.stdout.fnmatch_lines([said] * 3)
     assert not (project.path / "report.md").exists()
 
@@ -182,7 +182,7 @@ def test_a_case_that_is_not_seen_when_tests_are_collected_is_refused(project: py
     project.makepyfile(test_it="def test_late(request): request.getfixturevalue('bench')\n")
     result = pytest_run(project)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["name bench among the arguments of the test *"])
+    result.stdout.fnmatch_lines(["make bench an argument of the test *"])
 
 
 def test_under_xdist_other_tests_run(project: pytest.Pytester) -> None:

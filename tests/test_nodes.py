@@ -138,7 +138,7 @@ def test_after_all_that_a_launch_is_well(session: Session) -> None:
 
 
 def test_a_mesh_that_the_nodes_are_not_is_refused(session: Session) -> None:
-    with pytest.raises(ValueError, match="dp3 needs 3 devices, and 2 are there"):
+    with pytest.raises(ValueError, match="dp3 needs 3 devices, but the session has 2"):
         session.run(ranks=3)
 
 
@@ -158,7 +158,7 @@ def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, m
         ended = session.run()
         name = session.lead.names[1]
         assert ended.outcome == "crash"
-        assert ended.reason == f"node 1 ({name}) does not answer any more; it had rank 1"
+        assert ended.reason == f"node 1 ({name}) stopped answering; it had rank 1"
     session.lead.close()
 
 
@@ -176,7 +176,7 @@ def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monk
     monkeypatch.setattr(cluster, "run_ranks", slowly(look))
     ended = session.run(slow_ms=200.0, limit_s=120)
     assert (began, ended.outcome) != ([], "ok")
-    assert ended.reason == f"node 1 ({session.lead.names[1]}) does not answer any more; it had rank 1"
+    assert ended.reason == f"node 1 ({session.lead.names[1]}) stopped answering; it had rank 1"
     session.lead.close()
 
 
@@ -238,7 +238,7 @@ def test_a_run_on_two_nodes_is_no_baseline_for_one_on_a_single_one(project: pyte
         saved = pytest_run(project, "--nodes", "2", "--node-port", f"{port}", "--devices", "1", "--launches", "1",
                            "--save-baseline")  # fmt: skip
         assert (saved.ret, other.wait(30), len(stored(project))) == (0, 0, 1)
-        saved.stdout.fnmatch_lines(["trainbench: 2 nodes of *", "*: waiting for node 1 of 1 others; type this on *"])
+        saved.stdout.fnmatch_lines(["trainbench: 2 nodes of *", "*: 1 of 2 nodes joined; type this on *"])
         alone = pytest_run(project, "--devices", "2", "--launches", "1")
     assert alone.ret == 1
     alone.stdout.fnmatch_lines(["incomparable: mine: *nodes was 2, is 1*"])
@@ -262,7 +262,7 @@ def test_nodes_that_do_not_come_are_told_how(project: pytest.Pytester) -> None:
     run = pytest_run(project, "--nodes", "3", "--node-port", f"{free_port()}", "--launch-timeout", "1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines(
-        ["ERROR: --nodes 3 cannot be had: 1 of 3 nodes came within 1 s; type this on the others:*"]
+        ["ERROR: --nodes 3 cannot be used: 1 of 3 nodes joined within 1 s; type this on each other machine:*"]
     )
 
 
@@ -273,7 +273,7 @@ def test_a_port_that_is_taken_is_told(project: pytest.Pytester) -> None:
         port = taken.getsockname()[1]
         run = pytest_run(project, "--nodes", "2", "--node-port", f"{port}")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be had: port {port} cannot be had: *"])
+    run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be used: port {port} is not available: *"])
 
 
 def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) 
     again = cluster.NodeAgent("localhost", port, wait_s=30)
     assert (again.join(), again.node) == ("", 1)
     third = cluster.NodeAgent("localhost", port, wait_s=30)
-    assert third.join() == "the session has its 2 nodes already"
+    assert third.join() == "the session already has its 2 nodes"
     lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
     assert len(lead.names) == 2
 

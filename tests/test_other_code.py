@@ -96,7 +96,7 @@ def test_nothing_is_said_while_the_code_is_the_same(zoo: pytest.Pytester) -> Non
     result = pytest_run(zoo, "--stale", "--save-baseline")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["collected 3 items / 3 deselected*", "trainbench: no baseline of these rows is of other code (--stale)"]
+        ["collected 3 items / 3 deselected*", "trainbench: none of these rows is stale (--stale)"]
     )
 
 
@@ -105,7 +105,7 @@ def test_stale_selects_the_rows_whose_code_was_touched_and_no_others(zoo: pytest
     listed = pytest_run(zoo, "--collect-only", "--stale", "-q")
     listed.stdout.fnmatch_lines(
         [
-            "trainbench: 1 baseline is of other code (--stale runs these rows)",
+            "trainbench: 1 baseline was made by other code (--stale runs these rows)",
             "trainbench:   mine[[]second[]]: zoo/second.py",
             "test_it.py::test_mine[[]second[]]",
         ]
@@ -114,7 +114,7 @@ def test_stale_selects_the_rows_whose_code_was_touched_and_no_others(zoo: pytest
     result = pytest_run(zoo, "--stale", "--save-baseline", "--launches", "1", "-p", "no:benchmark")
     result.assert_outcomes(passed=1, deselected=2)
     result.stdout.fnmatch_lines(
-        ["trainbench: 1 baseline is of other code (--stale runs these rows)", "*trainbench: 1 saved*"]
+        ["trainbench: 1 baseline was made by other code (--stale runs these rows)", "*trainbench: 1 saved*"]
     )
     assert "other code" not in pytest_run(zoo, "--collect-only").stdout.str(), "it was measured anew"
 
@@ -130,7 +130,7 @@ def test_a_baseline_that_does_not_say_which_code_made_it_is_run_too(zoo: pytest.
     listed.stdout.fnmatch_lines(
         [
             "collected 3 items / 1 deselected / 2 selected",
-            "trainbench: 1 baseline is of other code, and 1 baseline does not say which code made it (--stale *)",
+            "trainbench: 1 baseline was made by other code, and 1 baseline does not say which code made it (--stale *)",
             "trainbench:   mine[[]second[]]: zoo/second.py",
             "trainbench:   mine[[]first[]]: not known",
         ]

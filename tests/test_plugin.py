@@ -160,11 +160,11 @@ def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -
         """
     )
     result = replay(project, "test_cut.py", "--launches", "1", "--report-md", "report.md")
-    said = "1 no-baseline; the run was cut off: 2 of 3 have no result"
+    said = "1 no-baseline; the run was cut off: 2 of 3 cases have no result"
     result.stdout.fnmatch_lines([f"*trainbench: {said}*"])
     assert (project.path / "report.md").read_text().startswith(f"## Training benchmark: {said}\n")
     result = replay(project, "test_cut.py", "-k", "second", "--report-md", "second.md")
-    said = "the run was cut off: 1 of 1 have no result"
+    said = "the run was cut off: 1 of 1 cases have no result"
     assert (project.path / "second.md").read_text().startswith(f"## Training benchmark: {said}\n")
 
 
@@ -315,7 +315,7 @@ def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: p
     ("name", "said"),
     [
         ("hw", "*gaudi2*Type --hw *"),
-        ("against", "ERROR: --against=gaudi2 cannot be used: it is no Python interpreter *"),
+        ("against", "ERROR: --against=gaudi2 cannot be used: it is not a Python interpreter *"),
     ],
 )
 def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_test(
@@ -372,7 +372,7 @@ def test_a_broken_baseline_is_one_sentence_and_an_outcome(replayed: pytest.Pytes
     path.write_text("<<<<<<< HEAD\n")
     result = replay(replayed, "--junit-xml", "junit.xml")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["invalid: mine: *.json cannot be read as a record: *; --save-baseline writes it anew"])
+    result.stdout.fnmatch_lines(["invalid: mine: *.json cannot be read as a record: *; --save-baseline writes a new *"])
     result.stdout.no_fnmatch_line("*another exception*")
     assert 'name="trainbench_outcome" value="invalid"' in (replayed.path / "junit.xml").read_text()
 

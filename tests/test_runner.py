@@ -32,7 +32,7 @@ HARDWARE = Hardware(id="h200-sxm", kind="cuda", device_name="NVIDIA H200", count
 ENVIRONMENT = Environment(must_match={"device": "NVIDIA H200"}, suspects={}, machine="0123abcd")
 RAN = LaunchResult(traces=(trace(0), trace(1)))
 FAILURES = {outcome: LaunchResult(outcome=outcome, reason="because") for outcome in ("oom", "timeout", "crash")}
-CURE = "see that nothing else takes the device's memory, and save it again"
+CURE = "make sure that nothing else uses the device's memory, and save it again"
 
 Run = Callable[..., Row]
 
@@ -160,7 +160,7 @@ def test_a_reference_leaves_out_what_it_replaces_by_none(tmp_path: Path, machine
 
 def test_a_broken_baseline_is_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
     save(tmp_path, record()).write_text("<<<<<<< HEAD\n")
-    with pytest.raises(ValueError, match=r"cannot be read as a record.*; --save-baseline writes it anew$"):
+    with pytest.raises(ValueError, match=r"cannot be read as a record.*; --save-baseline writes a new one$"):
         row(made(tmp_path), case())
     assert machine.jobs == []
 

@@ -99,7 +99,7 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({"missing": "true"}, "compares two sides of this run with each other: leave out --missing"),
         ({"stale": "true"}, "compares two sides of this run with each other: leave out --stale"),
         ({"calibrate": "true"}, "compares two sides of this run with each other: leave out --calibrate"),
-        ({"launches": "1"}, "needs two launches of each side, to see how far apart they are: --launches 2"),
+        ({"launches": "1"}, "needs two launches of each side to measure their noise: use --launches 2"),
     ],
 )
 def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sentence: str) -> None:
@@ -108,7 +108,8 @@ def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sent
 
 
 def test_rows_with_a_baseline_and_rows_without_one_are_not_run_together() -> None:
-    with pytest.raises(ValueError, match=r"^--missing runs cases without a baseline and --stale cases with one: leave"):
+    sentence = "--missing runs cases without a baseline, and --stale runs cases with one: leave one out"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
         settings({"missing": "true", "stale": "true"})
 
 
@@ -183,7 +184,7 @@ def test_a_tilde_is_the_users_home_wherever_it_is_written(name: str, monkeypatch
     for found in (settings({name: "~/x"}), settings({}, {variable: "~/x"}), settings(ini={name: "~/x"})):
         assert getattr(found, name) == Path("/home/me/x")
     assert getattr(settings(ini={name: "x/~"}), name) == ROOT / "x/~"
-    with pytest.raises(ValueError, match=f"^{variable}=~no-such-user/x cannot be used: its ~ is no home of a user"):
+    with pytest.raises(ValueError, match=f"^{variable}=~no-such-user/x cannot be used: its ~ names no user"):
         settings({}, {variable: "~no-such-user/x"})
 
 
@@ -211,7 +212,7 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         ("run_timeout", "0", SECONDS),
         *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
         *(
-            ("price", text, "it must be an amount above 0 and a currency, for a device and hour, for example 2.5USD")
+            ("price", text, "it must be an amount above 0 with a currency, per device and hour, for example 2.5USD")
             for text in ("2.5", "USD", "0USD", "2.5USD/h", "-1EUR", "1.2.3USD")
         ),
         *(("save_baseline", text, "it must be true or false") for text in ("maybe", "2", "on")),

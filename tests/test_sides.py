@@ -95,7 +95,7 @@ def test_a_commit_is_not_slower_than_itself_and_what_is_not_in_it_is_missed(comm
 def test_what_it_cannot_be_compared_with_ends_with_code_4(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--against", "nonsense")
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: --against=nonsense cannot be used: it is no Python interpreter *"])
+    result.stderr.fnmatch_lines(["ERROR: --against=nonsense cannot be used: it is not a Python interpreter *"])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
@@ -184,7 +184,7 @@ def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
     ended = side.launch(job, progress=kill)
     assert (ended.outcome, ended.reason) == (
         "crash",
-        "the process that starts its ranks gave no answer: it said nothing",
+        "the process that starts its ranks gave no answer: its log is empty",
     )
 
 

@@ -57,7 +57,7 @@ def test_a_row_is_stale_by_the_code_that_it_uses(tmp_path: Path) -> None:
     assert found.other == {b.case.id: ["models.py"]} and found.silent == {c.case.id}
     assert [one.case.id in found for one in (a, b, c)] == [False, True, True]
     assert str(found) == (
-        "1 baseline is of other code, and 1 baseline does not say which code made it (--stale runs these rows)"
+        "1 baseline was made by other code, and 1 baseline does not say which code made it (--stale runs these rows)"
     )
     assert found.lines() == ["sharding[b]: models.py", "sharding[c]: not known"]
 
@@ -65,7 +65,7 @@ def test_a_row_is_stale_by_the_code_that_it_uses(tmp_path: Path) -> None:
 def test_nothing_is_said_where_all_is_as_it_was_and_little_where_much_is_not(tmp_path: Path) -> None:
     assert str(look([], Tree.of(tmp_path))) == ""
     many = look([of(f"m{number}") for number in range(25)], Tree.of(tmp_path))
-    assert str(many) == "25 baselines are of other code (--stale runs these rows)"
+    assert str(many) == "25 baselines were made by other code (--stale runs these rows)"
     assert many.lines()[0] == "sharding[m0]: models.py, steps.py" and many.lines()[-1] == "and 5 more"
     assert len(many.lines()) == 21
 
@@ -82,7 +82,7 @@ def test_a_change_says_which_rows_it_makes_stale(project: Path, capsys: pytest.C
     assert said(capsys, "--since", "HEAD") == ["this change makes no stored row stale", SILENT]
     (project / "models.py").write_text(FILES["models.py"].replace("Model(2)", "Model(3)"))
     red = [
-        "this change makes 1 stored row of h200-sxm stale (models.py): sharding[b]; measure them anew: pytest"
+        "this change makes 1 stored row of h200-sxm stale (models.py): sharding[b]; measure them again: pytest"
         " bench_tests --hw h200-sxm --stale --save-baseline",
         SILENT,
     ]
@@ -98,8 +98,8 @@ def test_a_change_says_which_rows_it_makes_stale(project: Path, capsys: pytest.C
 def test_what_git_does_not_know_fails_no_build(
     project: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    unknown = "which stored rows this change makes stale is not known: "
-    assert said(capsys, "--since", "gone")[0].startswith(f"{unknown}gone is no commit of a repository here")
+    unknown = "cannot tell which stored rows this change makes stale: "
+    assert said(capsys, "--since", "gone")[0].startswith(f"{unknown}gone is not a commit of a repository here")
     assert said(capsys)[0].startswith(f"{unknown}git knows neither where this branch left main nor")
     monkeypatch.chdir(tmp_path_factory.mktemp("bare"))
     assert said(capsys)[0].startswith(unknown)

@@ -1,4 +1,4 @@
-"""What a run keeps: baselines, results and the history; and what the history says of the run."""
+"""Store a run's baselines, results and history, and compare the run with its history."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from pytest_trainbench.settings import Settings, flag
 from pytest_trainbench.store import baseline, history
 
 HISTORY_DAYS = 365
-"""Older runs are not read: they say nothing of today."""
+"""Runs older than this are not read, because they say nothing about today."""
 
 
 def check_places(options: Settings, hardware: str) -> None:
-    """Raises ``ValueError`` where what is to be written cannot be: a night that finds out at its end has lost what it
-    measured. ``hardware``: its id."""
+    """Check that all output paths can be written, before anything is measured. ``hardware``: the id of the hardware.
+
+    Raises ``ValueError`` if a path cannot be written. Without this check, a run would lose its measurements.
+    """
     places = {"results": options.results, "report_md": options.report_md}
     if options.save_baseline:
         places["baseline_dir"] = options.baseline_dir / hardware
@@ -43,10 +45,10 @@ def check_places(options: Settings, hardware: str) -> None:
 
 
 class Archive:
-    """Keeps the rows of one run, each as soon as it is there.
+    """Stores the rows of one run, each as soon as it is measured.
 
-    ``log``: the run's file of the history, from its first row on, where there is one. ``saves``: the baselines that
-    were stored.
+    ``log``: the run's file in the history; ``None`` before the first row, and if the run has no history.
+    ``saves``: the stored baselines.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,10 +56,10 @@ class Archive:
         self.log: history.Log | None = None
         self.saves: list[baseline.Saved] = []
         self.gates: dict[str, Gates] = {}
-        """By id of a case, what its markers ask for."""
+        """The gates that the markers of each case set, by case id."""
 
     def keep(self, row: Row, record: Record) -> None:
-        """Store what a row measured at once: a run that is killed later must not take it along."""
+        """Store a row immediately, so that the row survives if the run is killed later."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
@@ -67,15 +69,14 @@ class Archive:
         if self.log is not None:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
-            # What disturbed a launch is no drift.
+            # A disturbed launch must not look like a drift.
             undisturbed = () if before is None else attribution.undisturbed(record, before)
             kept = dataclasses.replace(record, launches=undisturbed or record.launches)
             self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
 
     @cached_property
     def earlier(self) -> tuple[list[history.Run], list[str]]:
-        """Runs of this project on this hardware that the history has, but for this one, and sentences on what was
-        left out."""
+        """Earlier runs of this project on this hardware, and a sentence for each file that was left out."""
         if self.log is None:
             return [], []
         since = datetime.now(timezone.utc).date() - timedelta(days=HISTORY_DAYS)
@@ -84,13 +85,13 @@ class Archive:
         return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
 
     def turned(self, record: Record, now: Environment) -> Turned | None:
-        """Since when a row is red that is red now. ``now``: the environment of this run."""
+        """When this row turned red; ``None`` if the history does not show it. ``now``: the environment of this run."""
         earlier, _ = self.earlier
         return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
 
     @cached_property
     def trend(self) -> list[str]:
-        """What the history says of this run, which is part of it from here on."""
+        """Lines on drifts and on problems of the history. This also writes the reported drifts to the history."""
         log = self.log
         if log is None:
             return []
@@ -98,7 +99,7 @@ class Archive:
             return [f"history: {log.problem}"] if log.problem else []
         try:
             tonight = history.read_run(log.path)
-        except ValueError as error:  # somebody took it away meanwhile
+        except ValueError as error:  # for example, somebody deleted the file
             return [f"history: {error}"]
         earlier, problems = self.earlier
         found = drift.watch(

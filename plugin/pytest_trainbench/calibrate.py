@@ -1,4 +1,4 @@
-"""What can be seen on this machine? Tried, not computed: launches with nothing changed, and with delays planted."""
+"""Test which slowdowns this machine can detect, with unchanged launches and with launches that have a planted delay."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pytest_trainbench.schema.metrics import METRICS, Statistical, host_bound
 from pytest_trainbench.schema.record import Record
 
 PLANTED = (0.02, 0.05, 0.10)
-"""Slowdowns, as fractions of a step."""
+"""Planted slowdowns, as fractions of the step time."""
 
 ASKED = (3, 5, 10)
-"""Launches, of the baseline and of a night, for which it is said what they would see."""
+"""Numbers of launches, the same for the baseline and for the run, whose ``sees`` the report shows."""
 
 
 def calibrate(runner: Runner, request: Request) -> Row:
-    """Measure a case as for a baseline, judge fresh launches of it, and then launches of it made slower.
+    """Measure a case as for a baseline. Then judge new launches without a change, and launches made slower on purpose.
 
-    Nothing stored is read or written, but for what the stored baselines of this hardware teach about noise. A row that
-    is red although nothing changed stays a regression: on such a machine no red row means anything.
+    No baseline is stored, and none is compared with. The stored baselines of this hardware only give the priors of the
+    noise. If the row is red with no change, it stays a regression, because red rows mean nothing on such a machine.
     """
     base = runner.measure(request, before=None, saves=True)
     stored = base.record
@@ -34,17 +34,17 @@ def calibrate(runner: Runner, request: Request) -> Row:
         return base
     again = runner.measure(request, before=stored)
     if not again.verdict.changes:
-        return again  # nothing was compared: it failed, or did not measure what it measured before
+        return again  # not compared: the launches failed, or did not measure the same work
     step_ms = median(stored.values("step_ms"))
     trials = []
     for planted in PLANTED:
         slower = runner.measure(request, before=stored, delay_ms=planted * step_ms)
         assert slower.record is not None
         if slower.record.outcome != "ok":
-            return slower  # it was not missed
+            return slower  # a failed launch is not a missed slowdown
         trials.append(Trial(planted=planted, found=_slower(slower), launches=len(slower.record.launches)))
     red = OUTCOMES[again.verdict.outcome] == "fails"
-    reason = f"nothing was changed, and yet: {again.verdict.reason}" if red else None
+    reason = f"nothing changed, but the row is red: {again.verdict.reason}" if red else None
     return dataclasses.replace(
         again,
         verdict=dataclasses.replace(
@@ -55,7 +55,7 @@ def calibrate(runner: Runner, request: Request) -> Row:
 
 
 def _slower(row: Row) -> bool:
-    """Whether its time gave it away: a planted kernel also shows in figures that are counted."""
+    """Whether a timed metric regressed. Counted metrics do not qualify: they also count the planted kernel."""
     return any(
         change.outcome == "regression" and isinstance(METRICS[change.metric].gate, Statistical)
         for change in row.verdict.changes

@@ -1,4 +1,4 @@
-"""What a suite can add to the report. Implement it in a ``conftest.py`` or a plugin."""
+"""Hooks for a suite to add to the report. Implement them in a ``conftest.py`` or a plugin."""
 
 from __future__ import annotations
 
@@ -12,5 +12,8 @@ if TYPE_CHECKING:
 
 
 def pytest_trainbench_tables(records: Sequence[Record]) -> Mapping[str, pd.DataFrame]:  # type: ignore[empty-body]
-    """Tables to show under the main one, by title, made of all records of a session: rates of several cases held
-    against each other, for example. Cells are shown as they are; a table without rows is not shown."""
+    """Tables to show under the main one, by title, made from all records of a session.
+
+    For example, a table can compare the rates of several cases. Cells are shown unchanged. A table without rows is not
+    shown.
+    """

@@ -1,6 +1,6 @@
-"""Which cases a suite has on hardware that need not be here.
+"""List the cases of a suite for hardware that this machine need not have.
 
-Tests run up to the point where they would measure a case: its name is taken down, and the test is over.
+Each test runs until it would measure a case. The plugin then notes the case's id and skips the test.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pytest_trainbench.schema.case import Case
 from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
 
 ENOUGH = 4096
-"""Devices of the machine that is made believe in: no mesh needs more."""
+"""Number of devices of the assumed machine, more than any mesh needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A row that a suite has: the id of its case or, where the test is skipped before there is one, why."""
+    """A row of a suite: the id of its case, or the reason if the test is skipped before it makes a case."""
 
     case: str | None = None
     skipped: str = ""
 
 
 def listed(tests: Sequence[Path], family: str, *, root: Path) -> dict[str, Listed]:
-    """All rows that the tests have for a family of hardware, by the name that reports show. ``root``: of the project.
+    """All rows of the tests on a family of hardware, by label. ``root``: the project's root.
 
-    Raises ``RuntimeError`` with pytest's output where a test fails before it would measure.
+    Raises ``RuntimeError`` with pytest's output if a test fails before it would measure.
     """
     asking, said = _Asking(rows(family)[0]), io.StringIO()
     arguments = [*map(str, tests), "--rootdir", str(root), "--hw", family]
     with contextlib.redirect_stdout(said):
-        # Only where nothing is to be run does a named device not have to be here.
+        # With --collect-only, the hardware of --hw need not be here.
         ended = pytest.main([*arguments, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], plugins=[asking])
     if ended != pytest.ExitCode.OK:
         raise RuntimeError(f"the suite of {family} cannot be listed:\n{said.getvalue()}")
@@ -47,7 +47,7 @@ def listed(tests: Sequence[Path], family: str, *, root: Path) -> dict[str, Liste
 
 
 class _Asking:
-    """The pytest plugin that takes down what each collected test would measure."""
+    """The pytest plugin that notes the case of each collected test."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -72,7 +72,7 @@ class _Asking:
             asked=self._note,
         )
 
-    @pytest.hookimpl(tryfirst=True)  # before pytest's own, which runs nothing under --collect-only
+    @pytest.hookimpl(tryfirst=True)  # before pytest's own loop, which runs nothing under --collect-only
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for item, following in zip_longest(session.items, session.items[1:]):
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -1,4 +1,4 @@
-"""One more node of a session on several machines: ``python -m pytest_trainbench.nodes HOST:PORT``."""
+"""Add a node to a session on several machines: ``python -m pytest_trainbench.nodes HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pytest_trainbench.launch.fork_server import end_fork_server
 from pytest_trainbench.settings import port_number
 
 WAIT_S = 600.0
-"""How long a node waits for a session to begin."""
+"""Default of ``--wait``: how long a node waits for a session to begin."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Take part in one session, from its beginning to its end."""
+    """Take part in one session until it ends."""
     from torch.distributed import DistError
 
-    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description="One more node of a benchmark session.")
-    parser.add_argument("session", metavar="HOST:PORT", help="where `pytest --nodes N` runs; its --node-port")
+    parser = argparse.ArgumentParser(prog=f"python -m {COMMAND}", description="Add a node to a benchmark session.")
+    parser.add_argument("session", metavar="HOST:PORT", help="host and --node-port of `pytest --nodes N`")
     parser.add_argument(
-        "--wait", type=float, default=WAIT_S, metavar="SECONDS", help="for the session to begin (default: %(default)g)"
+        "--wait", type=float, default=WAIT_S, metavar="SECONDS", help="how long to wait for it (default: %(default)g)"
     )
     given = parser.parse_args(arguments)
     host, _, port = given.session.rpartition(":")
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ValueError:
         host = ""
     if not host:
-        parser.error(f"{given.session!r} is no HOST:PORT, such as node-0:29600")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C does: leaves no files
+        parser.error(f"{given.session!r} is not HOST:PORT, for example node-0:29600")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ctrl-C does, so that no files are left
     try:
         node = NodeAgent(host, number, wait_s=given.wait)
     except DistError:
@@ -55,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _end(words: str, *, code: int) -> NoReturn:
-    """Not a plain exit: the thread that says that this node is there may be in the middle of it. So what ``atexit``
-    would see to is left to this: the folder of the fork server's socket."""
+    """Print ``words`` and end the process without a plain exit, because the heartbeat thread may still be running.
+
+    ``os._exit`` skips ``atexit``, so this function deletes the folder of the fork server's socket itself.
+    """
     print(f"trainbench: {words}", flush=True)
     end_fork_server()
     shutil.rmtree(get_temp_dir(), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The pytest side: options, fixtures, hooks."""
+"""The plugin's options, fixtures and hooks for pytest."""
 
 from __future__ import annotations
 
@@ -30,36 +30,41 @@ from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
 
 FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
-"""Options, each with a value, that a command to type has no use for: where a CI job writes may be nowhere else."""
+"""Options with a value that a reported command leaves out. A path in a CI job may not exist on another machine."""
 
 STORING = ("--save-baseline", "--missing", "--stale")
-"""Options, each without a value, that say what is stored."""
+"""Options without a value that control which cases run and are stored. A reported command leaves them out."""
 
 NIGHTLY = ("--launches", "--confirm", "--run-timeout")
-"""Options, each with a value, of a night: a baseline has its own number of launches, and all of them."""
+"""Options with a value that fit a nightly run, not a baseline. A baseline needs its own default number of launches, and
+all of these launches."""
 
-ALONE = "a training benchmark needs the machine to itself: run it without pytest-xdist's processes (-n 0)"
-"""Said of a case under pytest-xdist."""
+ALONE = "training benchmarks disturb each other if they run in parallel: turn pytest-xdist off with -n 0"
+"""Why a case fails under pytest-xdist."""
 
-UNSEEN = "name bench among the arguments of the test or of a fixture: getfixturevalue('bench') comes after all checks"
-"""Said of a test that nobody knew for a case when tests were collected: the hardware was not looked at, and it has no
-share of the night's error."""
+UNSEEN = (
+    "make bench an argument of the test or of a fixture: getfixturevalue('bench') comes after the checks of collection"
+)
+"""Why a test fails that requests ``bench`` dynamically, after collection. The plugin has not resolved the hardware for
+the test by then, and the test has no share of the run's error budget."""
 
 FAILED = pytest.fail.Exception
 
 HAS_BASELINE = "it has a baseline (--missing)"
 """Why ``--missing`` skips a row."""
 
-OF_THIS_CODE = "its baseline is of the project's code as it is, or there is none (--stale)"
-"""Why ``--stale`` skips a row that has the name of another one."""
+OF_THIS_CODE = "its baseline was made by the current code, or it has no baseline (--stale)"
+"""Why ``--stale`` skips a row that is not stale, but has the same label as a stale row."""
 
 
 def device_kind(config: pytest.Config) -> str:
-    """``cuda``, ``cpu``, …: what the cases of this session are for. Under ``--collect-only`` a named family needs no
-    device, so that a laptop can list what an A100 would run."""
+    """The kind of device that this session's cases use: ``cuda``, ``cpu``, …
+
+    Under ``--collect-only`` a named family needs no device, so a laptop can list the cases of an A100.
+    """
     session = config.stash[SESSION]
     if config.option.collectonly and session.settings.hw != "auto":
-        # A name that the table does not have may still be that of a device which is here.
+        # The catalog may lack the name of a device that this machine has.
         with contextlib.suppress(HardwareNotFound):
             return kind_of(session.settings.hw)
     return session.hardware.kind
@@ -81,7 +86,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Before a conftest of the wrong project is imported, or one of the right project without its ``pythonpath``."""
+    """Stop the run if pytest took the wrong folder for the root.
+
+    This happens before pytest imports a conftest of the wrong project, or a conftest of the right project without the
+    ``pythonpath`` of its ini file.
+    """
     known, folder = early_config.known_args_namespace, early_config.invocation_params.dir
     if known.inifilename is not None:
         return
@@ -102,8 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "mesh(**degrees): device mesh of a case, for example mesh(dp=2, tp=2)")
     config.addinivalue_line(
         "markers",
-        "gate(metric, floor=, tolerance=): of one metric of a case, as fractions: a change under floor is no"
-        " regression; where one of tolerance could not have been seen, the row is noisy;"
+        "gate(metric, floor=, tolerance=): limits of one metric of a case, as fractions. A change below floor is no"
+        " regression. A row that cannot detect a change as large as tolerance is noisy."
         " gate('kernels', generated=False) judges the kernels of a compiled step",
     )
     try:
@@ -116,8 +125,8 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = Session(config, options)
-    # What this command asks for by name is looked at before anything is collected. What a project asks for in its ini
-    # file or a machine in its environment waits for a case: their other tests run without it.
+    # Check what the command line names before collection. What the ini file or the environment names is checked only
+    # when a case is collected, because the project's other tests run without it.
     if config.getoption("trainbench_against") is not None:
         _ = config.stash[SESSION].other
     if config.getoption("trainbench_hw") is not None and options.hw != "auto":
@@ -128,9 +137,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(pytest_benchmark_bridge, "trainbench-benchmark-bridge")
 
 
-@pytest.hookimpl(trylast=True)  # of what other options leave
+@pytest.hookimpl(trylast=True)  # after other options deselected tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--stale`` leaves the rows whose baselines are of other code, by the name that the baseline has."""
+    """With ``--stale``, keep only the rows whose baselines are stale. A row is found by the label in its baseline."""
     session = config.stash[SESSION]
     if not session.settings.stale or not any(map(is_case, items)):
         return
@@ -142,7 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start importing the heavy libraries while pytest is still talking."""
+    """Start to import the heavy libraries in the background, while pytest still prints."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
     nothing_starts = session.config.option.collectonly or _is_worker(session.config)
@@ -154,7 +163,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
-        return  # pytest is about to say what it could not collect
+        return  # pytest stops the run and reports the collection errors
     ours.begin()
     ours.unfinished = {item.nodeid for item in session.items if is_case(item)}
 
@@ -167,10 +176,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     session = config.stash[SESSION]
     if not any(map(is_case, items)):
-        return ["trainbench: no baseline of these rows is of other code (--stale)"] if session.spared else []
+        return ["trainbench: none of these rows is stale (--stale)"] if session.spared else []
     lines = [] if config.option.collectonly else [session.header(), session.hidden]
     if session.settings.against is None:
-        with contextlib.suppress(pytest.UsageError):  # to list rows, no device has to be here
+        with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
             lines.append(str(session.other_code))
             lines += [f"  {line}" for line in session.other_code.lines() if config.option.collectonly]
     return [f"trainbench: {line}" for line in lines if line]
@@ -178,7 +187,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.fixture(scope="session")
 def hardware(request: pytest.FixtureRequest) -> Hardware:
-    """What this session runs on: see :class:`pytest_trainbench.hardware.resolve.Hardware`."""
+    """The :class:`pytest_trainbench.hardware.resolve.Hardware` that this session runs on."""
     return request.config.stash[SESSION].hardware
 
 
@@ -186,8 +195,9 @@ def hardware(request: pytest.FixtureRequest) -> Hardware:
 def mesh(request: pytest.FixtureRequest) -> MeshShape:
     """The shape of this case's device mesh.
 
-    From an indirect parameter (a ``MeshShape``, ``"dp2-tp2"``, ``{"dp": 2}``), else from ``@pytest.mark.mesh(dp=2)``,
-    else data-parallel over every device (2 ranks on a CPU). Skips where fewer devices are there than it needs.
+    The shape comes from an indirect parameter (a ``MeshShape``, ``"dp2-tp2"`` or ``{"dp": 2}``), else from
+    ``@pytest.mark.mesh(dp=2)``. The default is data-parallel over all devices (2 ranks on a CPU). The test is skipped
+    if the session has fewer devices than the mesh needs.
     """
     session = request.config.stash[SESSION]
     marker = request.node.get_closest_marker("mesh")
@@ -213,7 +223,7 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
 
 @pytest.fixture
 def _step_times() -> Callable[[list[float]], None]:
-    """Where step times go besides our own records; replaced when pytest-benchmark is there."""
+    """Receives step times in seconds, besides the records. The bridge to pytest-benchmark replaces this fixture."""
     return lambda _: None
 
 
@@ -223,16 +233,19 @@ def bench(
     tmp_path_factory: pytest.TempPathFactory,
     _step_times: Callable[[list[float]], None],
 ) -> Callable[..., Record]:
-    """Measure one training step and hold it against its baseline.
+    """Measure one training step and compare it with its baseline.
 
-    ``bench(builder, mesh=mesh, **params)`` starts ``mesh.world_size`` processes, each of which calls
-    ``builder(device_mesh, **params)`` for its :class:`pytest_trainbench.Step`. The test fails on a regression and on
-    anything that cannot be believed. Keywords besides the builder's own:
+    ``bench(builder, mesh=mesh, **params)`` starts ``mesh.world_size`` processes. Each process calls
+    ``builder(device_mesh, **params)``, which returns a :class:`pytest_trainbench.Step`. The test fails on a regression
+    and on an invalid measurement. The function takes these keywords besides the builder's own:
 
-    ``version``: raise it when the builder starts to do other work under the same parameters.
-    ``plan``: a :class:`pytest_trainbench.Plan`. ``reference``: parameters with which the builder, on one rank, trains
-    the same model unsharded; then losses are compared step by step, within ``loss_tolerance`` (a fraction of how far
-    the reference's loss has fallen), from the first to the last of ``loss_steps``.
+    * ``version``: raise it when the builder does other work under the same parameters.
+    * ``plan``: a :class:`pytest_trainbench.Plan`.
+    * ``reference``: parameters with which the builder trains the same model unsharded on one rank. The losses of each
+      launch are then compared with this reference, step by step.
+    * ``loss_tolerance``: the largest allowed difference of a loss, as a fraction of the total fall of the reference's
+      loss.
+    * ``loss_steps``: the first and the last step whose losses are compared.
     """
     session = request.config.stash[SESSION]
     if not is_case(request.node):
@@ -277,7 +290,8 @@ def bench(
                 else Reference(params=reference, loss_tolerance=loss_tolerance, loss_steps=loss_steps),
                 gates=_gates(request.node),
             )
-            session.archive.gates.setdefault(case.id, asked.gates)  # of a test that asks for others nothing is measured
+            # A second test of the same case with other gates is refused, so the first gates stay.
+            session.archive.gates.setdefault(case.id, asked.gates)
             if session.settings.calibrate:
                 row = calibrate(runner, asked)
             else:
@@ -290,13 +304,13 @@ def bench(
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
         if not row.same_as:
-            session.archive.keep(row, record)  # first: what could not be stored is no row that was
+            session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
             if values := record.values(name):
                 value = median(values)
-                # Whole numbers in full: of bytes every one counts.
+                # Whole numbers in full: counts of bytes are exact.
                 text = f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
                 request.node.user_properties.append((name, text))
         if record.outcome == "ok":
@@ -310,8 +324,10 @@ def bench(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before anything can skip it: what a process of pytest-xdist skips is in no report, and a run of nothing but that
-    would be green."""
+    """Fail a case under pytest-xdist, before a marker or a fixture can skip it.
+
+    A case that a process of pytest-xdist skips is in no report, so a run of only such cases would be green.
+    """
     if is_case(item) and _is_worker(item.config):
         pytest.fail(ALONE, pytrace=False)
 
@@ -320,8 +336,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A case that is skipped, by whatever (``pytest.skip``, a marker, a fixture), is a row of the report too, and so is
-    one that fails before anything is measured."""
+    """Add a row to the report for a case that is skipped, or that fails before its measurement.
+
+    ``pytest.skip``, a marker or a fixture can skip a case.
+    """
     report = yield
     if not is_case(item) or _is_worker(item.config):
         return report
@@ -336,14 +354,14 @@ def pytest_runtest_makereport(
     if report.failed:
         words = f"{'' if refused else f'{call.excinfo.typename}: '}{call.excinfo.value}".partition("\n")[0]
         if not any(name == "trainbench_outcome" for name, _ in item.user_properties):
-            # It never came to be measured: a report without it would be green where the run is red.
+            # The case was never measured. Without this row, the report of a red run would be green.
             _unmeasured(item, "invalid" if refused else "crash", words)
         else:
             _disowned(item, words)
         report.user_properties = list(item.user_properties)
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None and refused:
-        # What pytest repeats in its short summary: where CI is set it repeats the whole message, traceback and all.
+        # pytest repeats this message in its short summary. Where CI is set, it repeats all of it with the traceback.
         crash.message = crash.message.partition("\n")[0]
     return report
 
@@ -352,19 +370,19 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     ours = session.config.stash.get(SESSION, None)
     if ours is not None and ours.spared and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK  # nothing is left to measure anew
+        session.exitstatus = pytest.ExitCode.OK  # all baselines are up to date
     if ours is None or not (ours.rows or ours.unfinished):
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # where nobody reads a skip, nothing measured is no pass
-    _ = ours.archive.trend  # also where no report shows it: the history keeps what was said
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # nobody reads skips in CI: an empty run must fail
+    _ = ours.archive.trend  # computed even without a report, because the history stores reported drifts
     if ours.settings.report_md is not None:
         text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
         try:
             ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
             with ours.settings.report_md.open("a", encoding="utf-8") as file:
                 file.write(text)
-        except OSError as error:  # of a full disk, say: the terminal still has it all
+        except OSError as error:  # for example a full disk; the terminal still shows the report
             ours.archive.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
 
 
@@ -385,7 +403,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in ours.archive.trend:
         terminalreporter.write_line(line)
     if ours.settings.ci and _all_skipped(ours.rows):
-        terminalreporter.write_line("every row was skipped: nothing was measured, which fails where CI is set")
+        terminalreporter.write_line("every row was skipped, so nothing was measured: where CI is set, the run fails")
     for title, table in ours.tables.items():
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.derived(title, table, "simple"))
@@ -395,7 +413,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
-    """The row of a case that failed before it was measured, now part of the report and of JUnit's."""
+    """Add the row of a case that failed before it was measured to the report and to the JUnit properties."""
     row = Row(label=_label(item), verdict=Verdict(outcome=outcome, reason=reason), fails=True)
     item.config.stash[SESSION].rows.append(row)
     item.user_properties.append(("trainbench_outcome", outcome))
@@ -403,8 +421,10 @@ def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
 
 
 def _disowned(item: pytest.Item, reason: str) -> None:
-    """Where the last row of a test passed and the test itself did not, the row is invalid: a table must not be green
-    where the run is red."""
+    """Make the last row of a test invalid if the row passed and the test failed.
+
+    The table must not be green if the run is red.
+    """
     session = item.config.stash[SESSION]
     at = next(at for at in reversed(range(len(session.rows))) if session.rows[at].label == _label(item))
     row = session.rows[at]
@@ -425,13 +445,13 @@ def _is_worker(config: pytest.Config) -> bool:
 
 
 def _all_skipped(rows: list[Row]) -> bool:
-    """Of a run that had something to do: not of one that found all of it done."""
+    """Whether all rows were skipped, and not because ``--missing`` or ``--stale`` found nothing to do."""
     reasons = {row.verdict.reason if row.verdict.outcome == "skipped" else None for row in rows}
     return reasons.isdisjoint({None, HAS_BASELINE, OF_THIS_CODE})
 
 
 def is_case(item: pytest.Item) -> bool:
-    """Whether a test measures something: it asks for ``bench``."""
+    """Whether a test is a case: it requests ``bench``."""
     return "bench" in getattr(item, "fixturenames", ())
 
 
@@ -440,7 +460,7 @@ def _label(item: pytest.Item) -> str:
 
 
 def _gates(item: pytest.Item) -> Gates:
-    """Of all its ``gate`` markers; of two on one metric the nearer one holds."""
+    """The gates that the test's ``gate`` markers set. The closest marker of a metric wins."""
     asked: dict[str, Mapping[str, object]] = {}
     for marker in item.iter_markers("gate"):
         if len(marker.args) != 1 or not marker.kwargs:
@@ -452,19 +472,21 @@ def _gates(item: pytest.Item) -> Gates:
 
 
 def _accept(item: pytest.Item) -> str:
-    """The command line of this run, for this test alone, with the flag that stores what it measures; where two sides
-    are compared nothing is, and it only runs again."""
+    """The command line that runs this test alone and stores its measurement as the baseline.
+
+    With ``--against`` the command stores nothing: it only repeats the comparison.
+    """
     config = item.config
     saves = not config.stash[SESSION].settings.against
     left_out = {*FILES, *(NIGHTLY if saves else ())}
-    # Not known_args_namespace's, which takes the value of an option that a conftest.py adds for a path.
+    # known_args_namespace does not know the options of a conftest.py, and takes their values for paths.
     paths = list(map(str, config.option.file_or_dir))
     options = []
     given = list(map(str, config.invocation_params.args))
     args = iter(given)
     last = ""
     for arg in args:
-        # One that is given more often than as a path is an option's value too: -k bench, for tests in bench/.
+        # A word given more often than the paths contain it is also an option's value: -k bench, with tests in bench/.
         value = last.startswith("-") and "=" not in last and given.count(arg) > paths.count(arg)
         last = arg
         if arg in left_out:
@@ -473,6 +495,6 @@ def _accept(item: pytest.Item) -> str:
             options.append(arg)
     path, _, test = item.nodeid.partition("::")
     here = os.path.relpath(config.rootpath / path, config.invocation_params.dir)
-    # The one puts the current folder on the path of imports, the other does not.
+    # `python -m pytest` adds the current folder to the import path, `pytest` does not.
     how = ["python", "-m", "pytest"] if Path(sys.argv[0]).name == "__main__.py" else ["pytest"]
     return shlex.join([*how, f"{here}::{test}", *options, *(["--save-baseline"] if saves else [])])

@@ -1,4 +1,4 @@
-"""What is running, shown on pytest's terminal."""
+"""Show the progress of a launch on pytest's terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 QUIET_S = 30.0
-"""Where there is no terminal to draw on, long work is heard of this often."""
+"""Minimum seconds between two progress lines if the output is not a terminal."""
 
 
 @contextlib.contextmanager
 def shown(
     name: str, reporter: Any, capture: Any, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[str], None]]:
-    """Show what ``name`` is doing: behind the cursor, and gone when it is done. The block is given a function that is
-    told each phase.
+    """Show the phase of ``name`` after the cursor, and clear it at the end of the block.
 
-    ``reporter``, ``capture``: pytest's plugins ``terminalreporter`` and ``capturemanager``; without them nothing is
-    shown.
+    The block gets a function, and calls it with each new phase. ``reporter`` and ``capture`` are pytest's plugins
+    ``terminalreporter`` and ``capturemanager``. Without them, nothing is shown.
     """
     if reporter is None or capture is None:
         yield lambda _: None

@@ -1,8 +1,8 @@
-"""Hands step times to pytest-benchmark through its public fixture, when that plugin is loaded.
+"""Pass step times to pytest-benchmark through its public fixture, if that plugin is loaded.
 
-Its fixture times a function by reading a clock before and after. Here the clock is ours: a function that only moves
-it on by a step's length makes pytest-benchmark see exactly the times that the ranks measured, and its table, JSON,
-histogram and ``compare`` work on them.
+The fixture of pytest-benchmark reads a clock before and after a function. Here a replayed clock takes that place, and
+the function only advances the clock by the length of a step. So pytest-benchmark sees exactly the times that the ranks
+measured, and its table, JSON, histogram and ``compare`` work with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 
 class ReplayedClock:
-    """Seconds that move only when told."""
+    """A clock in seconds that moves only when ``now_s`` is changed."""
 
     __name__ = "replayed_clock"
 
@@ -33,25 +33,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "bench" in getattr(item, "fixturenames", ()):
             item.stash[CLOCK] = clock = ReplayedClock()
-            # Its fixture reads the closest marker alone: what the test asks for itself, such as a group, goes into it.
+            # pytest-benchmark reads only the closest marker, so this marker keeps the options of the test's own one.
             theirs = item.get_closest_marker("benchmark") or pytest.mark.benchmark.mark
             options = {**theirs.kwargs, "timer": clock, "disable_gc": False, "warmup": False}
             item.add_marker(pytest.mark.benchmark.with_args(*theirs.args, **options), append=False)
-            # A row that ended without step times (out of memory, a crash) has none to hand over, and said so itself.
+            # A row without step times (out of memory, a crash) has nothing to pass, and its own report says why.
             item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
 
 
 @pytest.fixture
 def _step_times(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[list[float]], None]:
-    clock = request.node.stash.get(CLOCK, ReplayedClock())  # without one it is no case, and ``bench`` refuses it
+    # A test without a clock is no case, and ``bench`` refuses it.
+    clock = request.node.stash.get(CLOCK, ReplayedClock())
 
     def feed(seconds: list[float]) -> None:
         steps = iter(seconds)
 
         def step() -> None:
-            clock.now_s += next(steps, 0.0)  # its profiler calls once more
+            clock.now_s += next(steps, 0.0)  # the profiler of pytest-benchmark calls it once more
 
-        # Its fixture takes one series a test; ours may measure several cases.
+        # pytest-benchmark takes one series per test, but a test may measure several cases.
         if benchmark.enabled and benchmark.stats is None:
             benchmark.pedantic(step, rounds=len(seconds), iterations=1)
 

@@ -1,4 +1,4 @@
-"""What one pytest session holds: where it runs, what it compares with, what it measured."""
+"""The state of one pytest session: its hardware, its baselines or other side, and its measured rows."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ if TYPE_CHECKING:
     from pytest_trainbench.runner import Runner
 
 CPU_RANKS = 4
-"""How many ranks share a CPU unless ``--devices`` says otherwise."""
+"""How many ranks share a CPU by default. ``--devices`` sets another number."""
 
 NAMED = ("torch", "deepspeed", "fairscale", "transformers")
 """Libraries whose versions the header shows."""
 
-
-ONLY_ASKED = "only asked for its case"
+ONLY_ASKED = "this run only lists its cases"
 """Why a row is skipped in a run that only lists cases."""
 
 
 class Session:
-    """Made once, in ``pytest_configure``.
+    """The state of one session, made once in ``pytest_configure``.
 
-    ``hardware``: what it is taken to run on instead of looking; ``asked``: told the label and the case of each row
-    instead of measuring any. Both are for a run that only lists cases.
+    Only a run that lists cases sets the last two arguments. ``hardware``: assumed hardware, in place of the detected
+    hardware. ``asked``: called with the label and the case of each row, instead of measuring the row.
     """
 
     def __init__(
@@ -68,24 +67,24 @@ class Session:
         self.rows: list[Row] = []
         self.hidden = ""
         self.cases = 1
-        """How many tests measure something: they share the night's error."""
+        """How many collected tests are cases. They share the run's error budget."""
         self.unfinished: set[str] = set()
-        """Which of them have not come to their end."""
+        """Node ids of the cases that have not finished."""
         self.spared = 0
-        """How many tests ``--stale`` left out."""
+        """How many tests ``--stale`` deselected."""
         self.environ = dict(os.environ)
-        """What the fork server, and so every rank, got: later changes do not reach them."""
+        """The environment variables of the fork server, and so of all ranks. Later changes do not reach them."""
         self.sides: tuple[SideProcess, SideProcess] | None = None
-        """The other side and this one, while they run; ``until_end`` ends them."""
+        """With ``--against``, the other side and this side while they run. ``until_end`` ends both."""
         self.cluster: Cluster | None = None
-        """This node and the others, where there are several."""
+        """With ``--nodes``, this node and the others."""
         self.until_end = contextlib.ExitStack()
         self._hardware = hardware
         self._runner: Runner | None = None
 
     @property
     def hardware(self) -> Hardware:
-        """What this session runs on. Raises ``pytest.UsageError`` where it is not there."""
+        """The hardware of this session. Raises ``pytest.UsageError`` if the requested hardware is missing."""
         if self._hardware is None:
             try:
                 found = find(self.settings.hw)
@@ -96,7 +95,7 @@ class Session:
 
     @cached_property
     def other(self) -> Other | None:
-        """What ``--against`` names. Raises ``pytest.UsageError`` where that cannot be used."""
+        """The side that ``--against`` names. Raises ``pytest.UsageError`` if that side cannot be used."""
         if self.settings.against is None:
             return None
         try:
@@ -106,8 +105,11 @@ class Session:
 
     @cached_property
     def other_code(self) -> other_code.Stale:
-        """The baselines that are of other code than the project's when the session began, or do not say. Where nothing
-        is to run, those of a named family need no device."""
+        """The baselines that are stale, by the project's code at the start of the session.
+
+        A baseline that does not say which code made it counts as stale. Under ``--collect-only`` a named family needs
+        no device.
+        """
         family = rows(self.settings.hw) if self.config.option.collectonly else ()
         ids = [row.key for row in family] or [self.hardware.id]
         records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
@@ -115,17 +117,18 @@ class Session:
 
     @property
     def cut_off(self) -> str:
-        """What a run that ended before its last case is to say: what it measured looks complete."""
+        """A sentence if the run ended before its last case, else empty. Without it, the report would look complete."""
         left = len(self.unfinished)
-        return f"the run was cut off: {left} of {self.cases} have no result" if left else ""
+        return f"the run was cut off: {left} of {self.cases} cases have no result" if left else ""
 
     @property
     def available(self) -> int:
-        """Ranks that can be started."""
+        """How many ranks the session can start."""
         return self.devices_a_node * self.settings.nodes
 
     @property
     def devices_a_node(self) -> int:
+        """How many ranks the session can start on each node."""
         if self.hardware.kind == "cpu":
             return self.settings.devices or CPU_RANKS
         return min(self.hardware.count, self.settings.devices or self.hardware.count)
@@ -155,7 +158,7 @@ class Session:
         return self._runner
 
     def _here(self) -> dict[str, Any]:
-        """What this process is, and what ranks that it starts can import."""
+        """This process as one side: its environment, and the import path of the ranks that it starts."""
         from pytest_trainbench.hardware.environment import capture
 
         return {
@@ -165,12 +168,15 @@ class Session:
         }
 
     def begin(self) -> None:
-        """Let the heavy libraries be imported while pytest is still talking."""
+        """Start to import the heavy libraries in the background, while pytest still prints.
+
+        Raises ``pytest.UsageError`` if the other side or the other nodes cannot be used.
+        """
         self.environ = dict(os.environ)
         if self.other is None:
             from pytest_trainbench.launch.fork_server import end_fork_server, start_fork_server
 
-            # By itself it would end only after all its imports, beside what is run next.
+            # Else the fork server would finish its imports first, and disturb the next command.
             self.until_end.callback(end_fork_server)
             start_fork_server(self.settings.preload)
             if self.settings.nodes > 1:
@@ -192,7 +198,7 @@ class Session:
             raise pytest.UsageError(f"--against={self.settings.against} cannot be used: {error}") from None
 
     def _gather(self) -> None:
-        """Wait for the other nodes. Raises ``pytest.UsageError`` where they do not come, or are not as this one is."""
+        """Wait for the other nodes. Raises ``pytest.UsageError`` if a node does not join, or differs from this node."""
         from pytest_trainbench.launch.cluster import Cluster, Leader
 
         here = self._here()
@@ -214,13 +220,13 @@ class Session:
                 progress=(lambda text: reporter.write_line(f"trainbench: {text}")) if reporter else lambda _: None,
             )
         except ValueError as error:
-            raise pytest.UsageError(f"--nodes {self.settings.nodes} cannot be had: {error}") from None
+            raise pytest.UsageError(f"--nodes {self.settings.nodes} cannot be used: {error}") from None
         self.cluster = Cluster(lead=lead, **here)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """What the suite's hooks make of all records, and their cost if asked for; the tables that have rows, by
-        title."""
+        """Tables under the main one, by title: those of the suite's hooks and, if requested, the cost. Empty tables are
+        left out."""
         return tables(
             self.rows,
             self.config.hook.pytest_trainbench_tables(records=measured(self.rows)),
@@ -258,4 +264,4 @@ class Session:
 
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
-"""Where pytest's ``config.stash`` has it."""
+"""The session's key in pytest's ``config.stash``."""

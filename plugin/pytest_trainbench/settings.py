@@ -1,4 +1,4 @@
-"""What the user asked for, read once into one frozen object: command line > environment > ini > default."""
+"""All settings, read once into one frozen object: command line > environment > ini > default."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def gigabytes(text: str) -> float:
 def price(text: str) -> Price:
     """``"2.5USD"``: 2.5 US dollars for one device and hour."""
     found = re.fullmatch(r"([0-9.]+) ?([A-Za-z]{3})", text)
-    wanted = "an amount above 0 and a currency, for a device and hour, for example 2.5USD"
+    wanted = "an amount above 0 with a currency, per device and hour, for example 2.5USD"
     if found is None:
         raise ValueError(f"it must be {wanted}")
     return Price(amount=_positive(found[1], wanted), currency=found[2].upper(), per="hour", date=None, source="--price")
 
 
 def _path(text: str) -> Path:
-    """``~`` is the user's home here too: no shell reads an ini file, or what comes after ``--history=``."""
+    """A path with ``~`` expanded. No shell expands it in an ini file, or after ``--history=``."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError("its ~ is no home of a user that this machine knows") from None
+        raise ValueError("its ~ names no user of this machine") from None
 
 
 def _history(text: str) -> Path | None:
@@ -91,7 +91,7 @@ def _positive(text: str, what: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One setting. ``parse`` raises ``ValueError`` for text that it refuses."""
+    """One setting. ``parse`` raises ``ValueError`` for invalid text."""
 
     help: str
     default: Any
@@ -100,8 +100,9 @@ class Option:
 
 
 LAUNCHES, STORED_LAUNCHES = 3, 5
-"""Of a night, which adds more where a row is in doubt, and of a baseline, which has to do for every night: of slowdowns
-of 3 % at 1 % noise 92 % are found with five stored launches, and 72 % with three (docs/detection.md)."""
+"""Default numbers of launches of a nightly run and of a baseline. A nightly run adds launches to a row in doubt; a
+baseline must be good enough for all nights. With noise of 1 %, five stored launches find 92 % of slowdowns of 3 %, and
+three find 72 % (docs/detection.md)."""
 
 OPTIONS: dict[str, Option] = {
     "hw": Option(
@@ -110,65 +111,67 @@ OPTIONS: dict[str, Option] = {
         metavar="NAME",
     ),
     "save_baseline": Option(
-        help="store what this run measures as the baseline of the cases that ran, instead of judging it",
+        help="store the measured cases as baselines instead of judging them",
         default=False,
         parse=_switch,
     ),
     "missing": Option(
-        help="run only the cases that have no baseline yet: with --save-baseline, those that a run which was cut off"
-        " did not come to",
+        help="run only the cases that have no baseline; with --save-baseline, this continues a run that was cut off",
         default=False,
         parse=_switch,
     ),
     "stale": Option(
-        help="run only the cases whose baseline is of other code than the project's now, or does not say which code"
-        " made it; with --save-baseline they are measured anew",
+        help="run only the cases whose baseline was made by other code than the current one, or does not say which code"
+        " made it; with --save-baseline, this replaces these baselines",
         default=False,
         parse=_switch,
     ),
     "calibrate": Option(
-        help="try what a run on this machine can see: launches with nothing changed, and with slowdowns planted",
+        help="test which slowdowns a run on this machine detects: compare launches with no change, and launches with"
+        " planted slowdowns",
         default=False,
         parse=_switch,
     ),
     "against": Option(
-        help="compare with another environment or commit, measured in this run in turns with this one, instead of with"
-        " stored baselines: a Python interpreter, or what names a commit",
+        help="compare with another Python interpreter or commit instead of stored baselines; a run measures both sides"
+        " in turns",
         default=None,
         metavar="PYTHON|COMMIT",
     ),
     "launches": Option(
-        help=f"process launches of each case (default: {LAUNCHES}; with --save-baseline {STORED_LAUNCHES})",
+        help=f"launches of each case (default: {LAUNCHES}; with --save-baseline {STORED_LAUNCHES})",
         default=None,
         parse=_count,
         metavar="N",
     ),
     "confirm": Option(
-        help="fresh launches at most that a row gets, one at a time: in doubt before it is a regression, and with"
-        " --save-baseline where the first are too far apart (default: 7)",
+        help="maximum number of extra launches of a row, one at a time: while the row is in doubt, or while the"
+        " launches of a new baseline are too noisy (default: 7)",
         default=7,
         parse=_whole,
         metavar="N",
     ),
     "night_error": Option(
-        help="chance that a run in which nothing changed has any regression, all rows together (default: 1/30)",
+        help="false-alarm budget of a run: the chance that a run with no change reports any regression, over all rows"
+        " (default: 1/30)",
         default=1 / 30,
         parse=fraction,
         metavar="CHANCE",
     ),
     "floor": Option(
-        help="a time that changed by less is never a regression, however certain (default: by metric, 1%%)",
+        help="smallest change of a time that can be a regression, however certain the change is (default: by metric,"
+        " 1%%)",
         default=None,
         parse=fraction,
         metavar="PERCENT",
     ),
     "fail_on_improvement": Option(
-        help="an improvement fails its test too, so that none goes by without a new baseline",
+        help="let an improvement fail its test too, so that somebody stores a new baseline",
         default=False,
         parse=_switch,
     ),
     "stale_days": Option(
-        help="a baseline that is older is said to be (default: 90)",
+        help="the report flags baselines that are older than this (default: 90)",
         default=90,
         parse=_count,
         metavar="DAYS",
@@ -186,69 +189,69 @@ OPTIONS: dict[str, Option] = {
         metavar="N",
     ),
     "nodes": Option(
-        help="machines of a cluster that take part, this one among them; on each of the others runs"
-        " `python -m pytest_trainbench.nodes HOST:PORT` (default: 1)",
+        help="number of machines, this one included; start `python -m pytest_trainbench.nodes HOST:PORT` on each other"
+        " machine (default: 1)",
         default=1,
         parse=_count,
         metavar="N",
     ),
     "node_port": Option(
-        help="where the other nodes find this one (default: 29600)",
+        help="port of this machine that the other nodes connect to (default: 29600)",
         default=29600,
         parse=port_number,
         metavar="PORT",
     ),
     "memory_cap": Option(
-        help="make every device fail allocations beyond this, as a smaller one would, for example 32GB",
+        help="let each device fail allocations beyond this, as a smaller device would, for example 32GB",
         default=None,
         parse=gigabytes,
         metavar="GB",
     ),
     "launch_timeout": Option(
-        help="seconds that one launch may take, or one step of an unsharded reference (default: 600); a collective may"
-        " take half of it",
+        help="maximum seconds of one launch, or of one step of a reference; a collective may take half of that"
+        " (default: 600)",
         default=600.0,
         parse=_seconds,
         metavar="SECONDS",
     ),
     "run_timeout": Option(
-        help="seconds that all launches together may take (default: no limit)",
+        help="maximum seconds of all launches together (default: no limit)",
         default=None,
         parse=_seconds,
         metavar="SECONDS",
     ),
     "results": Option(
-        help="also write the record of every case that ran to this folder, as JSON",
+        help="also write the record of each measured case to this folder, as JSON",
         default=None,
         parse=_path,
         metavar="DIR",
     ),
     "history": Option(
-        help="folder where every run is kept, for drift that no single night shows; none keeps nothing"
+        help="folder that keeps all runs, to find drift that a single night cannot show; none keeps nothing"
         " (default: pytest-trainbench/history in the user's data folder)",
         default=default_folder(),
         parse=_history,
         metavar="DIR",
     ),
     "cost": Option(
-        help="also show what each case costs in money and energy, and the best choice among cases of the same work",
+        help="also show the money and energy of each case, and the best choice among cases of the same work",
         default=False,
         parse=_switch,
     ),
     "price": Option(
-        help="of a device and hour, for example 2.5USD (default: that of the hardware table, with its date and source)",
+        help="price per device and hour, for example 2.5USD (default: from the hardware table, with date and source)",
         default=None,
         parse=price,
         metavar="PRICE",
     ),
     "task_samples": Option(
-        help="like --cost, and also show what a task of so many samples takes: hours, money, energy",
+        help="like --cost, and also show the hours, money and energy of a task of this many samples",
         default=None,
         parse=_count,
         metavar="N",
     ),
     "report_md": Option(
-        help="also append the report to this file, as Markdown (for $GITHUB_STEP_SUMMARY)",
+        help="also append the report to this file as Markdown (for $GITHUB_STEP_SUMMARY)",
         default=None,
         parse=_path,
         metavar="FILE",
@@ -257,15 +260,15 @@ OPTIONS: dict[str, Option] = {
 
 
 ONLY_INI = {
-    "preload": "modules that ranks should find imported when they start",
+    "preload": "modules that the fork server imports before it starts ranks, separated by spaces",
     "project": "name of this project in the history (default: from its git remote, else from its folder)",
 }
-"""Settings, each a text and empty where it is not given, that the ini file alone has: they describe the project."""
+"""Settings that only the ini file has, because they describe the project. Each is a text, empty by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """See :data:`OPTIONS` for what each means."""
+    """The value of each setting. :data:`OPTIONS` explains them."""
 
     hw: str
     save_baseline: bool
@@ -275,7 +278,7 @@ class Settings:
     against: str | None
     launches: int
     stored_launches: int
-    """``launches`` of what is to be stored, or stands for that."""
+    """``launches`` for a measurement that is stored, or that stands for a stored one (``--calibrate``)."""
     confirm: int
     night_error: float
     floor: float | None
@@ -296,9 +299,9 @@ class Settings:
     report_md: Path | None
     preload: str
     project: str
-    """Its name in the history, where the ini file gives it one; else empty."""
+    """The project's name in the history, from the ini file; else empty."""
     ci: bool
-    """Whether a row without a baseline fails: it does where ``CI`` is set, where nobody reads a warning."""
+    """Whether ``CI`` is set. A row without a baseline then fails, because nobody reads warnings in CI."""
 
 
 def flag(name: str) -> str:
@@ -308,10 +311,10 @@ def flag(name: str) -> str:
 def read(
     command_line: Mapping[str, Any], environment: Mapping[str, str], ini: Mapping[str, str], root: Path
 ) -> Settings:
-    """Settings from their sources; what was not given is ``None`` in ``command_line`` and, in the others,
-    absent or empty.
+    """Settings from their sources. A missing value is ``None`` in ``command_line``, and absent or empty in the other
+    sources.
 
-    Raises ``ValueError`` with one sentence that names the source of a value that makes no sense.
+    Raises ``ValueError`` for an invalid value. The sentence names the source of the value.
     """
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
@@ -327,13 +330,13 @@ def read(
         except ValueError as error:
             raise ValueError(f"{source}={given} cannot be used: {error}") from None
         if isinstance(values[name], Path):
-            # As everywhere: what the user types is seen from where the user stands, what a project says from its root.
+            # A path in the ini file is relative to the root. Other paths are relative to the current folder.
             values[name] = (root if source in ("", f"trainbench_{name} in the ini file") else Path.cwd()) / values[name]
     stored_launches = values["launches"] or STORED_LAUNCHES
     if values["launches"] is None:
         values["launches"] = stored_launches if values["save_baseline"] else LAUNCHES
     if values["missing"] and values["stale"]:
-        raise ValueError("--missing runs cases without a baseline and --stale cases with one: leave out one of them")
+        raise ValueError("--missing runs cases without a baseline, and --stale runs cases with one: leave one out")
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:
@@ -343,7 +346,7 @@ def read(
             if values[other]:
                 raise ValueError(f"--against compares two sides of this run with each other: leave out {flag(other)}")
         if values["launches"] < 2:
-            raise ValueError("--against needs two launches of each side, to see how far apart they are: --launches 2")
+            raise ValueError("--against needs two launches of each side to measure their noise: use --launches 2")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
     values |= {name: ini.get(name, "") for name in ONLY_INI}
     return Settings(**values, stored_launches=stored_launches, ci=ci)

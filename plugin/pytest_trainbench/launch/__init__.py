@@ -1,1 +1,1 @@
-"""Start ranks, watch them, and collect what they wrote. Imports rank/, hardware/, project/ and schema/."""
+"""Start ranks, watch them, and collect their files. Imports rank/, hardware/, project/ and schema/."""

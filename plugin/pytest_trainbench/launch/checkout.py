@@ -1,4 +1,4 @@
-"""What ``--against`` names: another interpreter, or another commit of the repository, checked out beside it."""
+"""The other side of ``--against``: another interpreter, or another commit of the repository in its own worktree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_trainbench.project.git import environ, git
 OLDEST_PYTHON = (3, 10)
 
 PROBE_S = 60.0
-"""What an interpreter may take to say what it is: a cold disk is slow."""
+"""Maximum time of :data:`PROBE`. Starting an interpreter from a cold disk is slow."""
 
 PROBE = """
 import importlib.util, json, sys
@@ -29,7 +29,7 @@ print(json.dumps({"version": sys.version_info[:2], "torch": has_torch, "path": [
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
-    """A commit (40 hex digits) of ``repository``, in a folder of its own at ``at``."""
+    """A commit (40 hex digits) of ``repository``, checked out into the folder ``at``."""
 
     repository: Path
     commit: str
@@ -43,11 +43,11 @@ class Checkout:
         return cls(repository=Path(data["repository"]), commit=data["commit"], at=Path(data["at"]))
 
     def add(self) -> None:
-        """Raises ``ValueError`` where git cannot."""
+        """Check the commit out. Raises ``ValueError`` if git fails."""
         git(self.repository, "worktree", "add", "--detach", str(self.at), self.commit)
 
     def remove(self) -> None:
-        """Whatever is left of it; nothing may be."""
+        """Remove the checkout, even if only a part of it or nothing exists."""
         shutil.rmtree(self.at, ignore_errors=True)
         subprocess.run(
             ["git", "-C", str(self.repository), "worktree", "remove", "--force", str(self.at)],
@@ -55,8 +55,10 @@ class Checkout:
         )  # fmt: skip
 
     def stands_for(self, path: Path) -> Path | None:
-        """Where a path of the working tree lies here; ``None`` for one that the repository has no part in, such as that
-        of an environment in one of its folders."""
+        """The path in the checkout for a path in the working tree.
+
+        ``None`` for a path outside the repository, or inside a virtual environment in one of its folders.
+        """
         real = path.resolve()
         inside = real.is_relative_to(self.repository.resolve()) and not real.is_relative_to(Path(sys.prefix).resolve())
         return self.at / real.relative_to(self.repository.resolve()) if inside else None
@@ -64,8 +66,11 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Other:
-    """The side that this one is compared with: ``name`` as people read it, its interpreter, and of another commit also
-    which, and of what repository."""
+    """The side that this side is compared with.
+
+    ``name``: as reports show it. ``python``: its interpreter. ``commit`` and ``repository`` are only set for another
+    commit.
+    """
 
     name: str
     python: str
@@ -73,16 +78,17 @@ class Other:
     repository: Path | None = None
 
     def checkout(self, at: Path) -> Checkout | None:
+        """A checkout of the commit at ``at``; ``None`` if the other side is an interpreter."""
         if self.repository is None:
             return None
         return Checkout(repository=self.repository, commit=self.commit, at=at)
 
 
 def find(value: str, root: Path) -> Other:
-    """What ``value`` names: a path of an executable, or ``python…`` on PATH, is an interpreter; all else is a commit of
-    the repository that ``root`` is in.
+    """The side that ``value`` names.
 
-    Raises ``ValueError`` with one sentence where it is neither, or an interpreter that cannot train.
+    A path of an executable file, or ``python…`` on PATH, is an interpreter. All else is a commit of the repository of
+    ``root``. Raises ``ValueError`` if ``value`` is neither, or is an interpreter that cannot train.
     """
     if python := _executable(value):
         _check(python)
@@ -90,24 +96,24 @@ def find(value: str, root: Path) -> Other:
     try:
         repository = Path(git(root, "rev-parse", "--show-toplevel"))
     except ValueError as error:
-        where = f"{root} is in no git repository that can be read, so it is no commit either ({error})"
-        raise ValueError(f"it is no Python interpreter (no executable file has this path), and {where}") from None
+        where = f"{root} is in no git repository that can be read, so it is not a commit either ({error})"
+        raise ValueError(f"it is not a Python interpreter (no executable file has this path), and {where}") from None
     try:
         commit = git(repository, "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}")
     except ValueError:
         raise ValueError(
-            "it is no Python interpreter (no executable file has this path), and no commit, branch or tag of"
-            f" {repository} (a shallow clone has only what was fetched: git fetch)"
+            "it is not a Python interpreter (no executable file has this path), and not a commit, branch or tag of"
+            f" {repository} (in a shallow clone, git fetch gets more commits)"
         ) from None
     return Other(name=f"{value} ({commit[:12]})", python=sys.executable, commit=commit, repository=repository)
 
 
 def import_path(path: Sequence[str], checkout: Checkout | None) -> tuple[str, ...]:
-    """What of this process's import ``path`` the other side gets: what the session and ``PYTHONPATH`` added to the
-    interpreter's own, which an interpreter finds by itself.
+    """The entries of this process's import ``path`` that the other side gets.
 
-    Folders of the working tree become those of the ``checkout``; and of this interpreter's own path those that are of
-    the working tree (a project that is installed to be edited) come too, since the checkout is to replace them.
+    These are the entries that the session and ``PYTHONPATH`` added. The other interpreter finds its own entries itself.
+    With a ``checkout``, folders of the working tree become those of the checkout. This includes entries of this
+    interpreter's own path (an editable install of the project), because the checkout must replace them.
     """
     own = set(_own_path(sys.executable))
     found = []
@@ -119,7 +125,7 @@ def import_path(path: Sequence[str], checkout: Checkout | None) -> tuple[str, ..
 
 
 def _executable(value: str) -> str | None:
-    """Not resolved: the interpreter of a virtual environment is a link."""
+    """The interpreter that ``value`` names, if any. Links stay: the interpreter of a virtual environment is a link."""
     if os.sep in value:
         path = Path(value).expanduser().absolute()
         return str(path) if path.is_file() and os.access(path, os.X_OK) else None
@@ -131,20 +137,20 @@ def _check(python: str) -> None:
         facts = _probe(python)
         version, has_torch = tuple(facts["version"]), facts["torch"]
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
-        raise ValueError("it is an executable file, and did not run as a Python interpreter") from None
+        raise ValueError("it is an executable file, but it did not run as a Python interpreter") from None
     if version < OLDEST_PYTHON:
-        raise ValueError(f"it is Python {'.'.join(map(str, version))}, and pytest-trainbench needs 3.10 or newer")
+        raise ValueError(f"it is Python {'.'.join(map(str, version))}, but pytest-trainbench needs 3.10 or newer")
     if not has_torch:
-        raise ValueError(f"it has no torch; {python} -m pip install torch nvidia-ml-py")
+        raise ValueError(f"it has no torch: type {python} -m pip install torch nvidia-ml-py")
 
 
 def _own_path(python: str) -> list[str]:
-    """Where an interpreter finds modules by itself."""
+    """The import path of an interpreter without the entries of ``PYTHONPATH``."""
     added = {str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     return [entry for entry in _probe(python)["path"] if entry not in added]
 
 
 def _probe(python: str) -> dict[str, Any]:
     done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True)
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # a sitecustomize may have printed before
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # a sitecustomize may print before
     return facts

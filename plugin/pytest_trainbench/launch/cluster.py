@@ -1,12 +1,12 @@
-"""Launches on several machines: one session leads, and on each other machine a process starts the ranks of its node.
+"""Launches on several machines. One session leads; a process on each other machine starts the ranks of its node.
 
-    pytest bench_tests --nodes 2                       # on the first, which has ranks 0 to N-1
-    python -m pytest_trainbench.nodes FIRST:29600      # on each of the others
+    pytest bench_tests --nodes 2                       # on the first machine, which has ranks 0 to N-1
+    python -m pytest_trainbench.nodes FIRST:29600      # on each other machine
 
-All of it goes through one ``TCPStore`` of the session's, texts under keys: a task for a node, whether it is ready,
-whether the launch is cut short, and what its ranks left. The agents, and so the ranks, meet in a store of each launch's
-own, which a launch that failed leaves nothing in. As with torchrun, whoever reaches the port may start processes: it is
-for a network of one's own.
+The nodes exchange texts through one ``TCPStore`` of the session: the task of a node, whether the node is ready, whether
+the launch is cut short, and the files of the node's ranks. The elastic agents, and so the ranks, meet in a separate
+store for each launch, so a failed launch leaves nothing behind. As with torchrun, anyone who can reach the port can
+start processes. Use a private network.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ from pytest_trainbench.schema.job import FILES, JOB, TRACE, Job
 from pytest_trainbench.schema.mesh import MeshShape
 
 COMMAND = "pytest_trainbench.nodes"
-"""The module that runs on each of the other nodes."""
+"""The module that runs on each other node."""
 
 LOST_S = 60.0
-"""How long a node that says nothing is waited for. It says every second that it is there."""
+"""A node without a heartbeat for this long is lost. Nodes send a heartbeat every half second."""
 
 TURN_S = 0.1
-"""Between two looks for an answer."""
+"""Time between two polls of the store."""
 
 MOST_BYTES = 8 * 2**20 - 1024
-"""Of one text: a ``TCPStore`` hangs up on whoever sends 8 MiB or more."""
+"""Maximum size of one text. A ``TCPStore`` closes the connection of a sender of 8 MiB or more."""
 
 MAY_DIFFER = {"machine", "kernel", "NCCL_IB_HCA", "NCCL_TOPO_FILE"}
-"""Of nodes of one session, besides variables that name a node's own network interfaces."""
+"""Facts of the environment that may differ between nodes, besides variables that name network interfaces."""
 
 
 class NodeLost(Exception):
-    """A node does not answer any more."""
+    """A node stopped answering."""
 
 
 class Leader:
-    """The session's end: opened before anything runs, so that the others find it, and closed when all is done."""
+    """The session's side of a cluster. It opens before any launch, so that the other nodes find it."""
 
     def __init__(
         self, *, nodes: int, devices: int, port: int, hardware: Hardware, root: Path, preload: str, path: Sequence[str]
     ) -> None:
-        """``devices``: ranks that each node starts. Raises ``ValueError`` where the port cannot be had."""
+        """``devices``: number of ranks that each node starts. Raises ``ValueError`` if the port is not available."""
         from torch.distributed import DistError
 
         self.nodes, self.devices, self.hardware = nodes, devices, hardware
@@ -76,7 +76,7 @@ class Leader:
         try:
             self._store = _store("localhost", port, leads=True)
         except DistError as error:
-            raise ValueError(f"port {port} cannot be had: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"port {port} is not available: {str(error).splitlines()[0]}") from None
         self.address = f"{self.names[0]}:{self._store.port}"
         session = {
             "plugin": version("pytest-trainbench"),
@@ -91,18 +91,18 @@ class Leader:
         self._store.set("session", json.dumps(session))
 
     def gather(self, here: Environment, *, limit_s: float, progress: Callable[[str], None]) -> None:
-        """Wait until all nodes are there. ``here``: the environment of this one.
+        """Wait until all nodes have joined. ``here``: the environment of this node.
 
-        Raises ``ValueError`` where they do not come, and where one is not as this one is.
+        Raises ``ValueError`` if a node does not join within ``limit_s``, or differs from this node.
         """
         until = time.monotonic() + limit_s
-        come = f"type this on the others: {Path(sys.executable).name} -m {COMMAND} {self.address}"
+        come = f"type this on each other machine: {Path(sys.executable).name} -m {COMMAND} {self.address}"
         self.machines = [here.machine]
         for node in range(1, self.nodes):
-            progress(f"waiting for node {node} of {self.nodes - 1} others; {come}")
+            progress(f"{node} of {self.nodes} nodes joined; {come}")
             while not self._store.check([f"node/{node}"]):
                 if time.monotonic() > until:
-                    raise ValueError(f"{node} of {self.nodes} nodes came within {limit_s:g} s; {come}")
+                    raise ValueError(f"{node} of {self.nodes} nodes joined within {limit_s:g} s; {come}")
                 time.sleep(TURN_S)
             there = json.loads(self._store.get(f"node/{node}"))
             name = f"node {node} ({there['name']})"
@@ -110,29 +110,31 @@ class Leader:
                 raise ValueError(f"{name} cannot take part: {there['problem']}")
             found = Environment.from_json(there["environment"])
             if unlike := _unlike(here, found, devices=self.devices):
-                raise ValueError(f"{name} is not as this one is: {unlike}; make them alike")
+                raise ValueError(f"{name} differs from this node: {unlike}; make them the same")
             if self.hardware.uuids and found.machine in self.machines:
-                raise ValueError(f"{name} is the machine of node {self.machines.index(found.machine)} once more")
+                raise ValueError(f"{name} is the same machine as node {self.machines.index(found.machine)}")
             self.names.append(there["name"])
             self.machines.append(found.machine)
 
     def nodes_for(self, mesh: MeshShape) -> int:
-        """Raises ``ValueError`` for a mesh that does not take whole nodes, or more than there are."""
+        """Number of nodes of a mesh. Raises ``ValueError`` if the mesh does not fill whole nodes, or needs too many."""
         nodes = mesh.nodes(self.devices)
         if nodes > self.nodes:
-            raise ValueError(f"{mesh} needs {mesh.world_size} devices, and {self.nodes * self.devices} are there")
+            raise ValueError(f"{mesh} needs {mesh.world_size} devices, but the session has {self.nodes * self.devices}")
         return nodes
 
     def launch(self, job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
-        """As :func:`pytest_trainbench.launch.launcher.launch`, on as many nodes as the job needs, the first being this
-        one."""
+        """Run a job on as many nodes as it needs; this node is the first.
+
+        Arguments and result are those of :func:`pytest_trainbench.launch.launcher.launch`.
+        """
         others = range(1, self.nodes_for(job.case.mesh))
         if not others:
             return launch(job, progress=progress)
         job.folder.mkdir(parents=True, exist_ok=True)
         self._launches += 1
         mine = self._launches
-        meeting = _store("localhost", 0, leads=True)  # kept until all have left
+        meeting = _store("localhost", 0, leads=True)  # the store lives until all nodes have finished
         task = {"job": json.loads(job.write().read_text()), "nodes": others.stop, "port": meeting.port}
         for node in range(1, self.nodes):
             self._store.set(f"task/{mine}/{node}", json.dumps(task if node in others else None))
@@ -160,7 +162,10 @@ class Leader:
         return collect(job, _together(left, self.devices))
 
     def close(self) -> None:
-        """Tell the others, who look now and then, and hear it as long as this process keeps the store."""
+        """Tell the other nodes that the session is over.
+
+        This waits up to 2 s for their answers, because the store ends with this process.
+        """
         self._store.set("over", "")
         until = time.monotonic() + 2.0
         for node in range(1, len(self.names)):
@@ -168,13 +173,13 @@ class Leader:
                 time.sleep(TURN_S)
 
     def _wait(self, key: str, node: int, limit_s: float) -> None:
-        """Raises :class:`NodeLost` where the node does not answer."""
+        """Wait for a key of a node. Raises :class:`NodeLost` if the node does not answer."""
         until = time.monotonic() + limit_s
         while not self._store.check([key]):
             if self._silent(node) or time.monotonic() > until:
                 first = node * self.devices
                 ranks = f"ranks {first} to {first + self.devices - 1}" if self.devices > 1 else f"rank {first}"
-                raise NodeLost(f"node {node} ({self.names[node]}) does not answer any more; it had {ranks}")
+                raise NodeLost(f"node {node} ({self.names[node]}) stopped answering; it had {ranks}")
             time.sleep(TURN_S)
 
     def _silent(self, node: int) -> bool:
@@ -201,8 +206,10 @@ class Leader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """This node, whose ``environment`` it is, and the others: one side of a
-    :class:`pytest_trainbench.runner.Runner`."""
+    """All nodes together, as one side of a :class:`pytest_trainbench.runner.Runner`.
+
+    ``environment``: the environment of this node.
+    """
 
     environment: Environment
     import_path: tuple[str, ...]
@@ -211,7 +218,7 @@ class Cluster:
     name: str = ""
 
     def environment_of(self, case: Case) -> Environment:
-        """On several nodes the machine is all of theirs together."""
+        """The environment of a case. On several nodes, the machine's id is a digest of all of their ids."""
         nodes = self.lead.nodes_for(case.mesh)
         if nodes == 1:
             return self.environment
@@ -227,20 +234,23 @@ class Cluster:
 
 
 def _store(host: str, port: int, *, leads: bool = False, wait_s: float = 60.0) -> Any:
-    """Texts by key, that all nodes share. Raises ``torch.distributed.DistError`` where it is not found within
-    ``wait_s``, and where the port of one that ``leads`` (0: any that is free) cannot be had."""
+    """A store of texts by key that all nodes share.
+
+    The process that ``leads`` opens the port (0: any free port), and the others connect to it. Raises
+    ``torch.distributed.DistError`` if the port is not available, or if there is no store within ``wait_s``.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # multi_tenant: an agent in the process of the one that leads takes that for its own.
+    # With multi_tenant, an elastic agent in the leading process shares this store.
     limit = timedelta(seconds=wait_s)
     return TCPStore(host, port, is_master=leads, wait_for_workers=False, timeout=limit, multi_tenant=leads)
 
 
 def _unlike(here: Environment, there: Environment, *, devices: int) -> str:
-    """What keeps two nodes from being taken for two of the same."""
+    """The differences that forbid two nodes in one session; empty if there are none."""
     differ = mismatches(here, there, devices=devices)
     for name, mine, theirs in differences(here, there):
-        # Baselines that a session saved make the first node's working tree differ.
+        # Baselines that a session saved change the working tree of the first node (+dirty).
         same_commit = name == "commit" and str(mine).partition("+")[0] == str(theirs).partition("+")[0]
         if not (name in MAY_DIFFER or name.endswith("_IFNAME") or same_commit):
             differ.append((name, mine, theirs))
@@ -248,19 +258,22 @@ def _unlike(here: Environment, there: Environment, *, devices: int) -> str:
 
 
 def _failed(job: Job, left: NodeResult, ranks: Sequence[int]) -> bool:
-    """Whether the others, which would wait for these ranks, may go."""
+    """Whether these ranks failed. The ranks of other nodes would wait for them, and must be ended."""
     return bool(left.problem) or not all((job.folder / TRACE.format(rank)).exists() for rank in ranks)
 
 
 def _together(left: Sequence[NodeResult], devices: int) -> NodeResult:
-    """Of all nodes, the first being 0; conditions are of as many devices each, where all know them."""
+    """The results of all nodes as one, node 0 first.
+
+    A condition is kept if all nodes know it, for ``devices`` devices of each node.
+    """
     known = set.intersection(*(set(one.devices) for one in left))
     return NodeResult(
         exit_codes={rank: code for one in left for rank, code in one.exit_codes.items()},
         gone={rank for one in left for rank in one.gone},
         out_of_memory={rank: killed for one in left for rank, killed in one.out_of_memory.items()},
         devices={name: [value for one in left for value in one.devices[name][:devices]] for name in sorted(known)},
-        # The first node only knows that another did not come; that one knows why.
+        # The first node only knows that another node is missing; the other node knows why.
         problem=next((one.problem for one in reversed(left) if one.problem), ""),
     )
 
@@ -269,10 +282,10 @@ def _together(left: Sequence[NodeResult], devices: int) -> NodeResult:
 
 
 class NodeAgent:
-    """A node's end: takes part in one session, from its beginning to its end."""
+    """The side of another node in a cluster. It takes part in one session until the session ends."""
 
     def __init__(self, host: str, port: int, *, wait_s: float) -> None:
-        """Raises ``DistError`` where there is no session within ``wait_s``."""
+        """Raises ``DistError`` if no session answers within ``wait_s``."""
         self.host, self.port = host, port
         self.node = 0
         self._store = _store(host, port, wait_s=wait_s)
@@ -280,40 +293,40 @@ class NodeAgent:
         self._uuids: tuple[str, ...] = ()
         self._task = 0
         self._cut = -1
-        """The last task that the session, or another node, has cut short."""
+        """The last task that the session or another node cut short."""
         self._heard = time.monotonic()
 
     def join(self) -> str:
-        """Say what this node is; why it cannot take part, or nothing."""
+        """Tell the session about this node. Returns why the node cannot take part, or an empty text."""
         problem, environment = "", None
         try:
             environment = self._prepare().to_json()
-        except Exception as error:  # whatever it is, the session must hear of it
+        except Exception as error:  # the session must hear of any error
             problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         self.node = self._store.add("nodes", 1)
         if self.node >= self.session["nodes"]:
-            return f"the session has its {self.session['nodes']} nodes already"
+            return f"the session already has its {self.session['nodes']} nodes"
         about = {"name": platform.node(), "problem": problem, "environment": environment}
         self._store.set(f"node/{self.node}", json.dumps(about))
         threading.Thread(target=self._beat, name="trainbench-beat", daemon=True).start()
         return problem
 
     def _prepare(self) -> Environment:
-        """Raises what keeps this node from taking part."""
+        """Prepare this node like the session's node. Raises an exception if the node cannot take part."""
         session, mine = self.session, version("pytest-trainbench")
         if mine != session["plugin"]:
-            raise ValueError(f"it has pytest-trainbench {mine}, and the session {session['plugin']}")
+            raise ValueError(f"it has pytest-trainbench {mine}, but the session has {session['plugin']}")
         os.chdir(session["folder"])
         sys.path[:0] = [entry for entry in session["path"] if entry not in sys.path]
         hardware = resolve(session["hardware"], find(session["hardware"]))
         if hardware.kind != "cpu" and hardware.count < session["devices"]:
-            raise ValueError(f"it has {hardware.count} devices, and {session['devices']} a node are asked for")
+            raise ValueError(f"it has {hardware.count} devices, but the session uses {session['devices']} per node")
         start_fork_server(session["preload"])
         self._uuids = hardware.uuids
         return capture(hardware, Path(session["root"]))
 
     def follow(self, folder: Path) -> None:
-        """Do what comes until the session is over. Raises ``DistError`` where it is gone without a word."""
+        """Run tasks until the session is over. Raises ``DistError`` if the session disappears."""
         while True:
             self._task += 1
             task = f"task/{self._task}/{self.node}"
@@ -323,9 +336,9 @@ class NodeAgent:
                     return
                 time.sleep(TURN_S)
             found = json.loads(self._store.get(task))
-            # One that is cut already came while this node was thought to be lost.
+            # A task that is already cut came while the session counted this node as lost.
             if found and not self._store.check([f"cut/{self._task}"]):
-                # The agents know each other by it, too.
+                # The folder's name is also the id by which the agents meet.
                 mine = folder / Path(found["job"]["folder"]).name
                 mine.mkdir()
                 self._take_part(found, mine)
@@ -350,7 +363,7 @@ class NodeAgent:
             if _failed(job, left, ranks):
                 self._store.set(f"cut/{number}", "")
             files = _files(job, ranks)
-        except Exception as error:  # of a full disk, say: of the next launch nobody knows
+        except Exception as error:  # for example a full disk; the next launch may work
             left = NodeResult(problem=f"node {self.node} ({platform.node()}): {type(error).__name__}: {error}")
             self._store.set(f"cut/{number}", "")
         for name, text in files.items():
@@ -359,9 +372,11 @@ class NodeAgent:
         self._store.set(f"left/{number}/{self.node}", json.dumps(facts))
 
     def _beat(self) -> None:
-        """Say that this node is there, and hear of what is cut: by a connection and in a thread of its own, which a
-        session's host that vanished leaves without an answer."""
-        with contextlib.suppress(RuntimeError):  # the session is gone, or the interpreter is about to be
+        """Send heartbeats, and look whether the current task is cut short.
+
+        This runs in a thread with a connection of its own, because calls hang if the session's host disappears.
+        """
+        with contextlib.suppress(RuntimeError):  # the session is gone, or the interpreter is ending
             store = _store(self.host, self.port)
             while True:
                 store.set(f"beat/{self.node}", str(time.monotonic()))
@@ -374,12 +389,12 @@ class NodeAgent:
 
 
 def _files(job: Job, ranks: Sequence[int]) -> dict[str, str]:
-    """What the ranks of this node left, and the ends of their logs. Raises ``ValueError`` for more than can be sent."""
+    """The files of this node's ranks, and the ends of their logs. Raises ``ValueError`` if a file is too large."""
     found: dict[str, str] = {}
     for local, rank in enumerate(ranks):
         paths = [path for name in FILES if (path := job.folder / name.format(rank)).exists()]
         found |= {path.name: path.read_text(errors="replace") for path in paths}
         found[LOG.format(rank)] = "\n".join(log_of(job, local)[-LOG_LINES:])
     if large := [name for name, text in found.items() if len(text.encode()) > MOST_BYTES]:
-        raise ValueError(f"{large[0]} has more than {MOST_BYTES:,} bytes and cannot be sent")
+        raise ValueError(f"{large[0]} has more than {MOST_BYTES:,} bytes, so it cannot be sent")
     return found

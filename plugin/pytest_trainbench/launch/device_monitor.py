@@ -1,5 +1,7 @@
-"""What NVIDIA's devices run under while steps are timed: samples by the process that started the ranks, which disturb
-none of them."""
+"""Conditions of NVIDIA devices while steps are timed.
+
+The process that started the ranks takes the samples, so the ranks are not disturbed.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.job import Job
 
 SAMPLE_EVERY_S = 0.05
-"""Forty samples of each device in a window of two seconds."""
+"""Time between samples: forty samples of each device in a window of two seconds."""
 
 PROCESSES_EVERY = 4
-"""Samples from one that asks for the processes on a device to the next: they come and go more slowly than clocks do."""
+"""Only every so many samples list the processes on a device, because processes change more slowly than clocks."""
 
 REASONS = {
     "hw_thermal": "nvmlClocksThrottleReasonHwThermalSlowdown",
@@ -28,13 +30,15 @@ REASONS = {
     "hw_slowdown": "nvmlClocksThrottleReasonHwSlowdown",
     "sw_power_cap": "nvmlClocksThrottleReasonSwPowerCap",
 }
-"""Bits of NVML's answer, by the condition whose share of the samples they give."""
+"""Bits of NVML's throttle reasons, by condition. A condition is the share of samples with its bit set."""
 
 
 @dataclass(kw_only=True)
 class DeviceMonitor:
-    """Samples of NVIDIA devices. ``handles``: NVML's, in the order of the devices. Made before the ranks open them, so
-    that it sees which processes were there already (how many: ``before``)."""
+    """Samples of NVIDIA devices. ``handles``: NVML's handles, in the order of the devices.
+
+    The monitor is made before the ranks open the devices, to count the processes that were there ``before``.
+    """
 
     nvml: Any
     handles: Sequence[Any]
@@ -46,15 +50,15 @@ class DeviceMonitor:
 
     @classmethod
     def of(cls, uuids: Sequence[str], *, nvml: Any) -> DeviceMonitor | None:
-        """``None`` where the driver does not answer."""
+        """A monitor of these devices; ``None`` if NVML fails."""
         try:
-            nvml.nvmlInit()  # never shut down: the next launch asks again
+            nvml.nvmlInit()  # never shut down, because the next launch uses it again
             return cls(nvml=nvml, handles=[nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
         except nvml.NVMLError:
             return None
 
     def sample(self, ours: Collection[int]) -> None:
-        """``ours``: process groups of the ranks."""
+        """Take one sample of each device. ``ours``: process groups of the ranks."""
         found = [self._facts(handle) for handle in self.handles]
         if len(self.samples) % PROCESSES_EVERY == 0:
             for facts, others in zip(found, self._others(ours), strict=True):
@@ -63,16 +67,19 @@ class DeviceMonitor:
         self.samples.append(found)
 
     def _others(self, ours: Collection[int]) -> list[int | None]:
-        """How many processes of others each device has; ``None`` where nothing tells."""
+        """The number of processes on each device that are not ours; ``None`` if it is unknown."""
         on = [self._pids(handle) for handle in self.handles]
         mine = [{pid for pid in pids or () if _group(pid) in ours} for pids in on]
         if any(mine):
             return [None if pids is None else len(pids - own) for pids, own in zip(on, mine, strict=True)]
-        # In a container the list may be empty, or of numbers that mean nothing here: then none of ours is in it.
+        # In a container, NVML may list no processes, or ids of another namespace. The list then has none of ours.
         return [before if pids else None for pids, before in zip(on, self.before, strict=True)]
 
     def conditions(self) -> dict[str, list[float]]:
-        """Of all samples the mean, which for a reason that a clock was held back is how often; of others the most."""
+        """Each condition by device: the mean of all samples, but the maximum for ``other_processes``.
+
+        For a throttle reason, the mean is the share of samples with this reason.
+        """
         found: dict[str, list[float]] = {}
         for name in CONDITIONS:
             by_device = zip(*self.samples, strict=True)
@@ -103,7 +110,7 @@ class DeviceMonitor:
             "power_w": None if power_mw is None else power_mw / 1000,
             "power_limit_w": None if limit_mw is None else round(limit_mw / 1000),
         }
-        # The name that every driver has; since 535 it is also called …ClocksEventReasons.
+        # All drivers know the function by this name. Since driver 535 it is also called …ClocksEventReasons.
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         if reasons is not None:
             read |= {name: float(bool(reasons & getattr(nvml, bit))) for name, bit in REASONS.items()}
@@ -118,16 +125,16 @@ def _group(pid: int) -> int | None:
 
 
 DRIVER_S = 10.0
-"""How long a launch waits for NVIDIA's driver to say who uses the devices already."""
+"""How long a launch waits until NVIDIA's driver has listed the processes on the devices."""
 
 
 @contextlib.contextmanager
 def sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
-    """Filled at the end with what NVIDIA's devices ran under while ``rank``, which is here, was timing; empty without
-    such devices.
+    """Collect the conditions of NVIDIA devices while ``rank`` of this machine is timing.
 
-    All by a thread of its own: a driver that does not answer must hold up no launch. One that has not answered when the
-    ranks start is not asked again, since it would take them for processes that were there before.
+    The yielded dictionary is filled at the end. It stays empty without NVIDIA devices. A thread takes the samples, so a
+    driver that hangs cannot hold up a launch. A driver that has not answered before the ranks start is not asked again,
+    because the monitor would count the ranks as processes that were there before.
     """
     found: dict[str, list[float]] = {}
     watches: list[DeviceMonitor] = []
@@ -147,7 +154,7 @@ def sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
         while not done.wait(SAMPLE_EVERY_S):
             if timing():
                 watch.sample(ours=pids(job.folder))
-                if not timing():  # it may have been over before its clocks were read
+                if not timing():  # timing may have ended before the clocks were read
                     watch.samples.pop()
 
     thread = threading.Thread(target=sample, name="trainbench-sample", daemon=True)
@@ -164,6 +171,7 @@ def sampled(job: Job, rank: int) -> Iterator[dict[str, list[float]]]:
 
 
 def monitor(job: Job) -> DeviceMonitor | None:
+    """A monitor of the job's devices; ``None`` for a reference, without NVIDIA devices, or if NVML fails."""
     if not job.device_uuids or job.reference_steps is not None:
         return None
     try:

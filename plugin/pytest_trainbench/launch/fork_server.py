@@ -1,4 +1,4 @@
-"""The process that ranks are forked from, with the heavy libraries in memory already."""
+"""Start and end the fork server: ranks are forked from it with the heavy libraries already in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_trainbench.launch.private import fork_server_pid
 from pytest_trainbench.rank import host_counters
 
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
-"""Tells the fork server what to import: its only way to know."""
+"""The variable that tells the fork server which modules to import."""
 
 
 def start_fork_server(modules: str) -> None:
-    """Start importing ``modules`` (space-separated) in the fork server now, so that the first launch need not wait."""
+    """Start to import ``modules`` (space-separated) in the fork server, before the first launch needs them."""
     import multiprocessing.forkserver as server
 
     multiprocessing.set_forkserver_preload(["pytest_trainbench.launch.preload"])
@@ -28,7 +28,7 @@ def start_fork_server(modules: str) -> None:
 
 
 def end_fork_server() -> None:
-    """With what it started. The next launch starts another, which imports nothing ahead of time."""
+    """Kill the fork server and its children. The next launch starts a new server, which preloads nothing."""
     pid = fork_server_pid()
     for one in reversed(host_counters.family(Path("/"), pid)) if pid is not None else ():
         with contextlib.suppress(OSError):

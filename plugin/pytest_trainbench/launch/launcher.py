@@ -1,7 +1,7 @@
-"""Start the ranks of a job, wait for all of them, and hand back what they wrote.
+"""Start the ranks of a job, wait for all of them, and return their results.
 
-One torch elastic agent a launch, in this process; fresh rank processes every time, forked from a server that has the
-heavy libraries imported already. No device is touched in this process.
+Each launch has one torch elastic agent in this process, and fresh rank processes. The ranks are forked from a server
+that has already imported the heavy libraries. This process touches no device.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pytest_trainbench.rank import host_counters, worker
 from pytest_trainbench.schema.job import JOB, STACKS, Job
 
 MEET_S = 60
-"""How long the agents of several nodes, all of them up, may take to meet."""
+"""How long the running agents of several nodes may take to meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one node does of a launch on several.
+    """The part of one node in a launch on several nodes.
 
-    ``node`` counts from 0, ``ranks`` are its own, and its agent meets the others' at ``endpoint`` (host and port).
-    ``cut`` says whether ranks of another node have failed: those here, which would wait for them, are ended then.
+    ``node`` counts from 0. ``ranks``: the ranks of this node. ``endpoint``: the host and port where the agents meet.
+    ``cut``: whether ranks of another node have failed. The ranks of this node are then ended, because they would wait.
     """
 
     node: int
@@ -44,9 +44,10 @@ class Part:
 
 
 def launch(job: Job, *, progress: Callable[[str], None] = lambda _: None) -> LaunchResult:
-    """Run ``job`` to its end. ``progress`` is told, from another thread, what rank 0 is doing.
+    """Run ``job`` to its end. Another thread calls ``progress`` with the phase of rank 0.
 
-    Whatever it raises (``KeyboardInterrupt`` at Ctrl-C; a signal sent to this process is sent on), the ranks are gone.
+    Raises ``KeyboardInterrupt`` at Ctrl-C. Another signal is sent to this process again, after the ranks are gone. No
+    rank is left behind, whatever this function raises.
     """
     left = run_ranks(job, progress=progress)
     return replace(collect(job, left), by_hand=by_hand(job))
@@ -63,7 +64,7 @@ def by_hand(job: Job) -> str:
 
 
 def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, part: Part | None = None) -> NodeResult:
-    """As :func:`launch`, for all ranks or one node's ``part`` of them, without a look at what they wrote."""
+    """Run all ranks, or one node's ``part`` of them, as :func:`launch` does, but do not read their files."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -78,7 +79,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         nproc_per_node=len(ranks),
         run_id=job.folder.name,
         rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",  # port 0: any that is free
+        rdzv_endpoint="127.0.0.1:0",  # port 0: any free port
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.05,
@@ -86,12 +87,12 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "logs"), redirects=Std.ALL),
     )
     if part is not None:
-        # Who has which ranks is said beforehand: c10d's rendezvous would give them out by the nodes' names.
+        # The nodes' ranks are fixed in advance. The c10d rendezvous would assign ranks by the names of the nodes.
         config.min_nodes = config.max_nodes = part.nodes
         config.rdzv_backend, config.rdzv_endpoint = "static", part.endpoint
         config.rdzv_configs = {"rank": part.node, "timeout": math.ceil(min(MEET_S, job.limit_s))}
         config.local_addr = None
-    if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between asking ranks to stop and killing them
+    if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between SIGTERM and SIGKILL
         config.shutdown_timeout = 5
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
@@ -122,7 +123,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
             raise
         problem = f"the nodes did not meet at {part.endpoint}: {short(str(error))}"
     except (EOFError, OSError):
-        # The agent's words where the fork server goes away while it starts a rank: at its limit we ended it.
+        # The agent raises these if the fork server ends while it starts a rank. The watchdog ends it at the limit.
         if not any(size(job.folder / STACKS.format(rank)) for rank in ranks):
             raise
     finally:
@@ -143,7 +144,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """The agent installs signal handlers and never puts the old ones back."""
+    """Restore signal handlers, because the agent replaces them and never restores them."""
     names = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
     before: dict[signal.Signals, Any] = {name: signal.getsignal(name) for name in names}
     try:
@@ -155,7 +156,7 @@ def _signals_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """The agent logs every event and each failing rank at length; a failure is reported once, by us."""
+    """Silence the agent, which logs all events and failing ranks at length. The report shows each failure once."""
     names = (
         "torch.distributed.elastic",
         "torch.distributed.elastic.agent.server.api",

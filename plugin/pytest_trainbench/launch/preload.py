@@ -1,6 +1,6 @@
-"""Imported once by the fork server, so that ranks start with the heavy libraries already in memory.
+"""The fork server imports this module once, so that ranks start with the heavy libraries already in memory.
 
-Nothing here may touch a device: a CUDA context does not survive a fork.
+Nothing here may touch a device, because a CUDA context does not survive a fork.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from pytest_trainbench.rank.host_counters import scattered
 
 
 def _preload() -> None:
-    # cudaGetDeviceCount, which torch.cuda.is_available() calls by default, spoils CUDA in forked children.
+    # By default torch.cuda.is_available() calls cudaGetDeviceCount, which breaks CUDA in forked children.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # Libraries greet on import; a rank that really fails to import one says so itself.
+    # Some libraries print on import. If an import really fails, the rank reports it itself.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), no_device():
         for module in [
             "torch.distributed",
@@ -31,10 +31,10 @@ def _preload() -> None:
 
 @contextlib.contextmanager
 def no_device() -> Iterator[None]:
-    """A module that opens the device when it is imported fails to, and is left to the ranks, which may.
+    """Let the import of a module fail if it opens a device. The ranks, which may open devices, import it instead.
 
-    What such modules mostly ask, the compute capability, the driver's library answers without opening anything:
-    torchao asks on import, and transformers imports torchao wherever it is installed.
+    Most such modules only ask for the compute capability. NVML answers that without opening a device. For example,
+    torchao asks on import, and transformers imports torchao if it is installed.
     """
     import torch
 
@@ -49,7 +49,7 @@ def no_device() -> Iterator[None]:
 
 
 def _capability(device: Any = None) -> tuple[int, int]:
-    """Of a device by its CUDA index, 0 unless told."""
+    """The compute capability of a CUDA device (default: device 0)."""
     import pynvml
     import torch
 
@@ -64,7 +64,7 @@ def _capability(device: Any = None) -> tuple[int, int]:
 
 _preload()
 scattered()
-# Half a million objects, which every full collection of every rank would look through, and so touch their pages: 0.6 of
-# the 3.8 s of a small launch.
+# Without this, each full garbage collection of each rank visits half a million objects and copies their pages. That
+# took 0.6 of the 3.8 s of a small launch.
 gc.collect()
 gc.freeze()

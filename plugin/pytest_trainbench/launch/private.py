@@ -1,6 +1,6 @@
-"""What starting ranks uses of private parts of torch and of the standard library: one function each.
+"""Access to the private parts of torch and of the standard library that launches need, one function for each.
 
-tests/test_private.py says what breaks when one of them goes.
+tests/test_private.py says what breaks if one of these parts disappears.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def fork_server_pid() -> int | None:
-    """Process id of the fork server; ``None`` where none runs."""
+    """Process id of the fork server; ``None`` if none runs."""
     import multiprocessing.forkserver as server
 
     pid: int | None = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -20,9 +20,12 @@ def fork_server_pid() -> int | None:
 
 @contextlib.contextmanager
 def agents_leave_at_once() -> Iterator[None]:
-    """An agent whose ranks all ended well waits up to 300 s for the agents of the other nodes, and hears no signal
-    meanwhile. It would wait so for an agent whose ranks failed in their teardown. The wait keeps the agents' store
-    alive, which :mod:`pytest_trainbench.launch.cluster` does itself."""
+    """Remove the exit barrier of elastic agents.
+
+    An agent whose ranks all succeeded waits up to 300 s for the agents of the other nodes, and ignores signals
+    meanwhile. It would also wait for an agent whose ranks failed in their teardown. The barrier only keeps the agents'
+    store alive, and :mod:`pytest_trainbench.launch.cluster` does that itself.
+    """
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
     with _replaced(SimpleElasticAgent, "_exit_barrier", lambda self: None):
@@ -31,7 +34,7 @@ def agents_leave_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cuda_closed(refuse: Callable[[], None], capability: Callable[..., tuple[int, int]]) -> Iterator[None]:
-    """Whatever would open a CUDA device calls ``refuse``, and ``capability`` says what a device can do."""
+    """Call ``refuse`` instead of opening a CUDA device, and ``capability`` for a device's compute capability."""
     import torch
 
     with (
@@ -42,7 +45,7 @@ def cuda_closed(refuse: Callable[[], None], capability: Callable[..., tuple[int,
 
 
 def nvml_index(device: Any) -> int:
-    """NVML's number of a CUDA device, which ``CUDA_VISIBLE_DEVICES`` does not change."""
+    """NVML's index of a CUDA device. ``CUDA_VISIBLE_DEVICES`` does not change NVML's indices."""
     import torch
 
     return torch.cuda._get_nvml_device_index(device)
@@ -50,7 +53,7 @@ def nvml_index(device: Any) -> int:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Raises ``KeyError`` where ``owner`` itself has no such attribute: nothing would ever look at a new one."""
+    """Replace an attribute of ``owner`` in the block. Raises ``KeyError`` if ``owner`` itself lacks the attribute."""
     before = vars(owner)[name]
     setattr(owner, name, value)
     try:

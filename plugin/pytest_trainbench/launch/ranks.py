@@ -1,4 +1,4 @@
-"""The ranks that run on this machine, as the files in a job's folder and ``/proc`` show them."""
+"""The state of the ranks on this machine, from the files in the job's folder and from ``/proc``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_trainbench.schema.job import FAILURE, LEAVING, PROGRESS, STACKS, TRA
 
 UNBORN = """\
 it was never started: the fork server was not ready and has been killed
-a module of trainbench_preload may hang when it is imported
+a module of trainbench_preload may hang on import
 """
 
 
@@ -28,14 +28,14 @@ def phase(folder: Path, rank: int) -> str:
 
 
 def kill(folder: Path) -> None:
-    """The last word: whatever the agent could not stop, and whatever a rank had started."""
+    """Kill all process groups of ranks: ranks that the agent could not stop, and processes that ranks started."""
     for group in pids(folder):
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
 
 
 def pids(folder: Path) -> set[int]:
-    """Process ids of the ranks, each of which leads a process group of its own."""
+    """Process ids of the ranks. Each rank leads a process group of its own."""
     found = set()
     for path in folder.glob("pid-*"):
         with contextlib.suppress(OSError, ValueError):
@@ -44,14 +44,14 @@ def pids(folder: Path) -> set[int]:
 
 
 def ended_in(folder: Path) -> set[int]:
-    """Ranks that were there and are no more."""
+    """Ranks that started and have ended."""
     found = set()
     for path in folder.glob("pid-*"):
         try:
             stat = Path(f"/proc/{int(path.read_text())}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             stat = ") Z"
-        except (OSError, ValueError):  # it is just being written, say
+        except (OSError, ValueError):  # for example, the file is being written
             continue
         if stat.rpartition(")")[2].split()[0] in ("Z", "X"):
             found.add(int(path.name.removeprefix("pid-")))
@@ -59,15 +59,15 @@ def ended_in(folder: Path) -> set[int]:
 
 
 def told(folder: Path, rank: int) -> bool:
-    """Whether a rank left anything: what it measured, or why it could not."""
+    """Whether a rank left a trace, a failure or the stacks of a hang."""
     return any(size(folder / name.format(rank)) for name in (TRACE, FAILURE, STACKS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRanks:
-    """The ``ranks`` of ``job`` that this machine has, for a :class:`~pytest_trainbench.launch.watchdog.Watchdog`.
+    """The ``ranks`` of ``job`` on this machine, for a :class:`~pytest_trainbench.launch.watchdog.Watchdog`.
 
-    progress: told of each new phase of the first one. cut_off: whether ranks of another node have failed.
+    progress: called with each new phase of the first rank. cut_off: whether ranks of another node have failed.
     """
 
     job: Job
@@ -82,7 +82,7 @@ class LocalRanks:
         return phase(self.job.folder, self.ranks[0])
 
     def show(self, phase: str) -> None:
-        with contextlib.suppress(Exception):  # a terminal that is gone must not take the limit along
+        with contextlib.suppress(Exception):  # a lost terminal must not stop the watchdog
             self.progress(phase)
 
     def ended(self) -> set[int]:
@@ -101,16 +101,16 @@ class LocalRanks:
         kill(self.job.folder)
 
     def stop_agent(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # where there were ranks, the agent's handler is installed
+        os.kill(os.getpid(), signal.SIGTERM)  # ranks exist, so the agent's handler is installed
 
     def give_up(self) -> None:
         for rank in self.ranks:
             stacks = self.job.folder / STACKS.format(rank)
             if not size(stacks) and not size(self.job.folder / TRACE.format(rank)):
                 began = (self.job.folder / f"pid-{rank}").exists()
-                with contextlib.suppress(OSError):  # of a full disk, say
+                with contextlib.suppress(OSError):  # for example a full disk
                     stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
         if len(pids(self.job.folder)) < len(self.ranks):
-            # For a rank that it has not started yet, the agent waits without a limit, and a rank that has not said who
-            # it is cannot be ended alone.
+            # The agent waits without a limit for a rank that has not started. A rank without a process id on file
+            # cannot be killed alone.
             end_fork_server()

@@ -1,4 +1,4 @@
-"""How a launch ended, from what its ranks left: traces, or who failed first and why."""
+"""Find out how a launch ended from the files of its ranks: their traces, or which rank failed first and why."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from pytest_trainbench.schema.job import CODE, FAILURE, STACKS, STOPPED, TRACE, 
 from pytest_trainbench.schema.record import Trace
 
 LOG = "stderr-{}.log"
-"""The end of the log of a rank of another node; of those here the agent keeps all, by their number on the node."""
+"""The end of the log of a rank on another node. For local ranks the agent keeps whole logs, by local rank."""
 
 LOG_LINES = 25
 
 OOM_KILLER = {
-    True: ": out of the host's memory, as the kernel's out-of-memory killer counts",
-    False: "; not by the kernel's out-of-memory killer, which counts none",
-    None: "; by the kernel's out-of-memory killer, usually: dmesg tells",
+    True: ": out of host memory, as the count of the kernel's out-of-memory killer shows",
+    False: "; not by the kernel's out-of-memory killer, which counted no kill",
+    None: "; usually the kernel's out-of-memory killer does this: look at dmesg",
 }
-"""Who may have sent SIGKILL, by whether that killer ended processes of ours meanwhile."""
+"""Who may have sent SIGKILL, by whether the kernel's out-of-memory killer counted a kill during the launch."""
 
 NCCL_TIMEOUT = re.compile(r"Watchdog caught collective operation timeout(?:.*\bOpType=(\w+))?")
-"""What torch logs of a collective that did not end in time, before it aborts the rank that waited for it."""
+"""torch's log line for a collective that timed out. torch then aborts the waiting rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """How a launch ended: with the traces of all ranks in rank order, or with the outcome and reason of its failure.
+    """How a launch ended: the traces of all ranks in rank order, or the outcome and reason of its failure.
 
-    ``detail`` is what a person wants to read next: the culprit's traceback or the stacks of what hung, and the tail
-    of its log. ``by_hand`` is the command that starts the same ranks again. ``devices``: what the devices ran under
-    while rank 0 timed its steps (:class:`pytest_trainbench.launch.device_monitor.DeviceMonitor`). ``code``:
-    fingerprints of the project's files that its ranks imported, by path.
+    ``detail``: the traceback of the rank that failed first, or the stacks of a hang, and the end of the rank's log.
+    ``by_hand``: the command that starts the same ranks again.
+    ``devices``: conditions of the devices while rank 0 timed its steps
+    (:class:`pytest_trainbench.launch.device_monitor.DeviceMonitor`).
+    ``code``: fingerprints of the project's files that the ranks imported, by path.
     """
 
     traces: tuple[Trace, ...] = ()
@@ -49,11 +50,14 @@ class LaunchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
-    """What the ranks of one node left besides their files.
+    """The results of one node's ranks besides their files.
 
-    ``exit_codes``: of those that failed. ``gone``: those that ended first, without a word. ``out_of_memory``: of each
-    rank whether the kernel ended processes of its node for that meanwhile; ``None`` where it does not say.
-    ``devices``: see :class:`LaunchResult`. ``problem``: why no rank was started.
+    ``exit_codes``: the exit code of each failed rank.
+    ``gone``: the ranks that ended first and left no file.
+    ``out_of_memory``: for each rank, whether the kernel's out-of-memory killer counted a kill on its node; ``None`` if
+    unknown.
+    ``devices``: see :class:`LaunchResult`.
+    ``problem``: why no rank was started.
     """
 
     exit_codes: dict[int, int] = field(default_factory=dict)
@@ -64,13 +68,13 @@ class NodeResult:
 
 
 def read_traces(job: Job) -> tuple[Trace, ...]:
-    """Of all ranks of a launch that went well, in rank order."""
+    """The traces of all ranks of a successful launch, in rank order."""
     paths = (job.folder / TRACE.format(rank) for rank in range(job.case.mesh.world_size))
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
 def collect(job: Job, left: NodeResult) -> LaunchResult:
-    """How a launch ended, from the files of all its ranks and what else they ``left``."""
+    """How a launch ended, from the files of all its ranks and from the other results in ``left``."""
     paths = (job.folder / CODE.format(rank) for rank in range(job.case.mesh.world_size))
     code = union(json.loads(path.read_text(encoding="utf-8")) for path in paths if size(path))
     return replace(_collected(job, left), code=code)
@@ -87,13 +91,13 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
     if not failures and not hung and all(map(size, traces)):
         return LaunchResult(traces=read_traces(job), devices=left.devices)
 
-    # The first to fail is the culprit; the others fail because it left them. Running out of memory on one rank is
-    # the cause even where a peer, cut off, wrote down its own failure first: on another node, by another clock. A rank
-    # that wrote nothing at all, or where it hung, went down before one that lost its connection.
+    # The rank that failed first is the cause; the others fail because they lost it. A rank out of memory is the cause
+    # even if a peer wrote its own failure earlier, because clocks differ between nodes. A rank that wrote nothing, or
+    # only the stacks of a hang, failed before a rank that lost its connection.
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.lost_peer, failure.at))
     told = {failure.rank for failure in failures} | set(hung)
     silent = [rank for rank in ranks if rank not in told and not size(traces[rank])]
-    # The agent stopped the other silent ones itself. To it, an exit code of 0 is no failure.
+    # The agent stopped the other silent ranks itself. For the agent, exit code 0 is no failure.
     vanished = [rank for rank in silent if rank in exit_codes] or [rank for rank in silent if rank in gone]
     if failures and not ((vanished or hung) and failures[0].lost_peer):
         first = failures[0]
@@ -103,7 +107,7 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
             reason += _others(job, first.rank)
             stopped = _stopped(job, first.rank)
         if first.kind == "crash" and left.out_of_memory.get(first.rank):
-            reason += "; the kernel's out-of-memory killer ended a process meanwhile: a worker that the rank started?"
+            reason += "; the kernel's out-of-memory killer ended a process meanwhile, perhaps a worker of this rank"
         return LaunchResult(
             outcome=first.kind, reason=reason, detail=_sections(job, first.rank, first.traceback) + stopped
         )
@@ -113,8 +117,8 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
         if job.step_limit_s is None:
             reason += f" within {job.limit_s:g} s: it was {phase(job.folder, hung[0])}"
         else:
-            reason += f": it was {phase(job.folder, hung[0])}; one rank does the work of all there,"
-            reason += f" and each step may take {job.step_limit_s:g} s (--launch-timeout)"
+            reason += f": it was {phase(job.folder, hung[0])}; one rank trains the whole reference,"
+            reason += f" and each of its steps may take {job.step_limit_s:g} s (--launch-timeout)"
         return LaunchResult(
             outcome="timeout",
             reason=reason,
@@ -122,13 +126,13 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
         )
     died = (vanished or silent)[0]
     code = exit_codes.get(died, 0 if died in gone else None)
-    how = "ended without a word"
+    how = "ended without a message"
     if code is not None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     reason = f"rank {died} {how} while {phase(job.folder, died)}"
     waited = next(filter(None, map(NCCL_TIMEOUT.search, log_of(job, died))), None)
     if waited and code == -signal.SIGABRT:
-        reason = f"rank {died} waited {job.collective_limit_s:g} s for others in {waited[1] or 'a collective'}"
+        reason = f"rank {died} waited {job.collective_limit_s:g} s for other ranks in {waited[1] or 'a collective'}"
         reason += f" while {phase(job.folder, died)}{_others(job, died)}"
         return LaunchResult(outcome="timeout", reason=reason, detail=_sections(job, died, "") + _stopped(job, died))
     killed, out_of_memory = code == -signal.SIGKILL, left.out_of_memory.get(died)
@@ -140,13 +144,13 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
 
 
 def _others(job: Job, rank: int) -> str:
-    """What the others did, since the one that waited is seldom the one that hung."""
+    """The phases of the other ranks, because the rank that waited is seldom the rank that hung."""
     others = [each for each in range(job.case.mesh.world_size) if each != rank]
     return "".join(f"{', ' if at else '; '}rank {each} was {phase(job.folder, each)}" for at, each in enumerate(others))
 
 
 def _stopped(job: Job, rank: int) -> str:
-    """Where the others were when they were stopped: one of them hung."""
+    """The stacks of the other ranks when they were stopped. One of these ranks hung."""
     stacks = ((each, job.folder / STOPPED.format(each)) for each in range(job.case.mesh.world_size))
     return "".join(
         f"\n--- rank {each}, where it was stopped ---\n{path.read_text().strip()}"

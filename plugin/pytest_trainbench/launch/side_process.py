@@ -1,8 +1,9 @@
-"""A process that starts the launches of one side of a comparison, run by that side's own interpreter.
+"""A process that starts the launches of one side of a comparison, with the interpreter of that side.
 
-Both sides have one, so that they start ranks alike: an elastic agent and a fork server of their own, nothing shared but
-the devices. It reads requests, and writes answers, one line of JSON each: first what it is to be, then a job at a time.
-It ends when its standard input does, and its ranks with it, however the session ended.
+Each side has such a process, so both sides start ranks in the same way. Each process has its own elastic agent and fork
+server; the sides share only the devices. The process reads requests and writes answers, one line of JSON each. The
+first request is its setup, and each other request is a job. The process and its ranks end with its standard input,
+however the session ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pytest_trainbench.schema.job import Job
 PACKAGE = Path(__file__).parent.parent
 
 END_S = 30.0
-"""What a process may take to stop its ranks before it is killed."""
+"""How long a side process may take to stop its ranks before it is killed."""
 
 THIS_SIDE = "this side"
 
@@ -45,8 +46,10 @@ Message = dict[str, Any]
 
 
 class SideProcess:
-    """The other end of that process, which imports what it needs as soon as this object is made: one side of a
-    :class:`pytest_trainbench.runner.Runner`."""
+    """The session's end of a side process, as one side of a :class:`pytest_trainbench.runner.Runner`.
+
+    The process starts when this object is made, and imports its libraries in the background.
+    """
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class SideProcess:
 
     @property
     def environment(self) -> Environment:
-        """Raises ``ValueError`` where the process did not live to tell."""
+        """The environment of this side. Raises ``ValueError`` if the process ended before it answered."""
         if self._environment is None:
             self._ready()
         assert self._environment is not None
@@ -84,7 +87,7 @@ class SideProcess:
         return self.environment
 
     def launch(self, job: Job, *, progress: Callable[[str], None] = lambda _: None) -> LaunchResult:
-        """As :func:`pytest_trainbench.launch.launcher.launch`, over there."""
+        """Run :func:`pytest_trainbench.launch.launcher.launch` in the side process."""
         self._ready()
         if self.checkout is not None:
             job = dataclasses.replace(job, moved=(str(self.checkout.repository), str(self.checkout.at)))
@@ -105,7 +108,7 @@ class SideProcess:
                 detail="\n".join(self._log_lines()[-LOG_LINES:]),
             )
         if self.name != THIS_SIDE:
-            answer["by_hand"] = ""  # whoever types it is not in that environment
+            answer["by_hand"] = ""  # the user's shell is not in that environment
         ended = LaunchResult(**answer)
         return dataclasses.replace(ended, traces=read_traces(job)) if ended.outcome == "ok" else ended
 
@@ -133,7 +136,7 @@ class SideProcess:
                 text=True,
                 cwd=_here(self.checkout),
                 env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the session to hear, which then ends this process
+                start_new_session=True,  # Ctrl-C reaches only the session, which then ends this process
             )
         self._heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         assert self._process.stdout is not None
@@ -148,21 +151,21 @@ class SideProcess:
         answer = self._hear(time.monotonic() + self.limit_s)
         if answer is None:
             self.close()
-            raise ValueError(f"{self.name}: the process that starts its ranks could not begin: {self._last_words()}")
+            raise ValueError(f"{self.name}: the process that starts its ranks could not start: {self._last_words()}")
         found = Environment.from_json(answer)
-        # The harness is this one, whichever is installed over there.
+        # Both sides run this harness, whichever version the other environment has.
         self._environment = dataclasses.replace(
             found, suspects={**found.suspects, "pytest-trainbench": version("pytest-trainbench")}
         )
 
     def _say(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # that it is gone is heard
+        with contextlib.suppress(BrokenPipeError):  # _hear reports that the process is gone
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
     def _hear(self, until: float) -> Message | None:
-        """The next answer; ``None`` where the process ended or has none by then."""
+        """The next answer; ``None`` if the process ended, or has not answered by ``until``."""
         try:
             return self._heard.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
@@ -172,21 +175,21 @@ class SideProcess:
         return [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
 
     def _last_words(self) -> str:
-        return next(iter(self._log_lines()[-1:]), "it said nothing")
+        return next(iter(self._log_lines()[-1:]), "its log is empty")
 
 
 @contextlib.contextmanager
 def sides(
     other: Other, *, hardware: Hardware, root: Path, preload: str, limit_s: float
 ) -> Iterator[tuple[SideProcess, SideProcess]]:
-    """The ``other`` side and this one, until the session ends; then nothing is left of them.
+    """The ``other`` side and this side. Both end with the block, and leave nothing behind.
 
-    Raises ``ValueError`` where a commit cannot be checked out.
+    Raises ``ValueError`` if a commit cannot be checked out.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trainbench-")))
-        # This harness on both sides, so that only what is measured differs; a link, since the folder that it is in may
-        # hold all of this interpreter's libraries.
+        # Both sides use this harness, so that only the measured code differs. The link exists because the harness's own
+        # folder may hold all libraries of this interpreter.
         modules = folder / "modules"
         modules.mkdir()
         (modules / PACKAGE.name).symlink_to(PACKAGE)
@@ -225,7 +228,7 @@ def sides(
 
 
 def _here(checkout: Checkout | None) -> Path:
-    """Where a side stands: in the checkout where this process stands in the working tree."""
+    """The current folder of a side: the checkout's counterpart of this process's current folder."""
     stands = checkout.stands_for(Path.cwd()) if checkout else None
     return stands if stands is not None and stands.is_dir() else checkout.at if checkout else Path.cwd()
 
@@ -233,17 +236,17 @@ def _here(checkout: Checkout | None) -> Path:
 def _listen(answers: IO[str], heard: queue.SimpleQueue[Message | None]) -> None:
     with answers:
         for line in answers:
-            with contextlib.suppress(ValueError):  # its last line is cut off where it was killed
+            with contextlib.suppress(ValueError):  # a killed process may leave an incomplete last line
                 message = json.loads(line)
-                if isinstance(message, dict):  # before it began, a sitecustomize may have printed anything
+                if isinstance(message, dict):  # a sitecustomize may print before the process begins
                     heard.put(message)
     heard.put(None)
 
 
 def main() -> None:
-    """The process: see the top of this module."""
+    """Run the side process. The module's docstring describes it."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
 
     def say(message: Mapping[str, Any]) -> None:
         print(json.dumps(message), file=answers, flush=True)
@@ -260,7 +263,7 @@ def main() -> None:
         while True:
             job = Job.read(Path(requests.get()["job"]))
             ended = launch(job, progress=lambda phase: say({"phase": phase}))
-            # The traces stay in the job's folder.
+            # The session reads the traces from the job's folder.
             say({name: value for name, value in vars(ended).items() if name != "traces"})
     finally:
         end_fork_server()
@@ -271,8 +274,10 @@ def main() -> None:
 
 
 def _take(requests: queue.SimpleQueue[Message], abandoned: threading.Event) -> None:
-    """Whoever started this process says when it is done with it; where it is gone without a word, it was killed, and
-    what it would have tidied up is left to this process."""
+    """Read requests until standard input ends.
+
+    The session sends ``end`` when it is done. Without ``end``, the session was killed, and this process must clean up.
+    """
     done = False
     for line in sys.stdin:
         message = json.loads(line)
@@ -282,7 +287,7 @@ def _take(requests: queue.SimpleQueue[Message], abandoned: threading.Event) -> N
             requests.put(message)
     if not done:
         abandoned.set()
-    # A launch that is under way ends as it does at any such signal.
+    # SIGTERM also ends a launch that is running.
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,7 +1,7 @@
-"""Ends ranks that outlive their limit, that another node has cut off, or that are done and do not end by themselves.
+"""End ranks that exceed their limit, that another node has cut off, or that have finished but do not exit.
 
-:class:`Watchdog` decides; its clock and everything that it sees and does are injected. :func:`watching` lets a thread
-look.
+:class:`Watchdog` decides. Its clock, its observations and its actions are injected. :func:`watching` runs it in a
+thread.
 """
 
 from __future__ import annotations
@@ -16,60 +16,59 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 GRACE_S = 10.0
-"""How long after its limit a launch may still take to report what hung before its ranks are killed from outside."""
+"""Time after a launch's limit in which ranks report their hang. After that, the watchdog kills them."""
 
 LINGER_S = 5.0
-"""How long the ranks, once all have written their traces, may take to end by themselves. A process group that cannot be
-taken down would keep them for good, and so would a thread or a process that a step left running."""
+"""How long the ranks may take to exit after all of them have written their traces. A process group that cannot be
+destroyed would keep them forever. So would a thread or a process that a step left running."""
 
 LOOK_EVERY_S = 0.1
-"""From one look to the next."""
+"""Time between two looks of the watchdog."""
 
 CHECK_EVERY_S = 0.5
-"""From one check of the processes to the next. A check costs 0.3 ms of a core that may be busy, and a rank that lost a
-peer waits for 1 s."""
+"""Time between two checks of the processes. A check takes 0.3 ms of a core that may be busy. A rank that lost a peer
+waits for 1 s."""
 
 
 class Ranks(Protocol):
-    """What a watchdog sees of the ranks on this machine, and what it can do."""
+    """The observations and actions of a watchdog on the ranks of this machine."""
 
     def __len__(self) -> int: ...
 
     def phase(self) -> str:
-        """What the first of them does."""
+        """The phase of the first rank."""
 
     def show(self, phase: str) -> None:
-        """Tell whoever waits."""
+        """Show the phase to the user."""
 
     def ended(self) -> set[int]:
-        """Ranks that were there and are no more."""
+        """Ranks that started and have ended."""
 
     def told(self, rank: int) -> bool:
-        """Whether a rank left anything: what it measured, or why it could not."""
+        """Whether a rank left a trace, a failure or the stacks of a hang."""
 
     def leaving(self) -> bool:
-        """Whether all of them have written their traces."""
+        """Whether all ranks have written their traces."""
 
     def cut(self) -> bool:
-        """Whether ranks of another node have failed, so that these would wait for them in vain."""
+        """Whether ranks of another node have failed. The ranks here would wait for them in vain."""
 
     def kill(self) -> None:
-        """End all that are there. Some may not have been born yet."""
+        """Kill all ranks that exist. Some ranks may not have started yet."""
 
     def stop_agent(self) -> None:
-        """Ask the agent to give up."""
+        """Ask the agent to stop."""
 
     def give_up(self) -> None:
-        """Write down, for those that left nothing, that they did not finish; and see to it that no more are born."""
+        """Record a hang for each rank that left nothing, and let no more ranks start."""
 
 
 @dataclass(kw_only=True)
 class Observed:
-    """What a watchdog saw of a launch.
+    """A watchdog's observations of a launch.
 
-    gone: the ranks that ended first, before anybody could stop them, if they left nothing. stopped: whether the agent
-    had to be stopped. cut: whether the ranks were ended for those of another node. ended: the ranks that had ended
-    before that.
+    gone: the ranks that ended first, if they left no file. stopped: whether the watchdog stopped the agent. cut:
+    whether the ranks were ended because ranks of another node failed. ended: the ranks that had ended before that.
     """
 
     gone: set[int] = field(default_factory=set)
@@ -78,15 +77,15 @@ class Observed:
     ended: set[int] = field(default_factory=set)
 
     def ours(self, rank: int, failure: Any) -> bool:
-        """Whether a rank failed because it was killed for those of another node."""
+        """Whether a rank failed only because the watchdog killed it after a failure on another node."""
         return self.cut and rank not in self.ended and failure.exitcode == -signal.SIGKILL
 
 
 class Watchdog:
-    """Decides, look by look, what is to be done to the ranks of one launch.
+    """Decides at each look what to do with the ranks of one launch.
 
-    ``limit_s``: of the launch. Its ranks report by themselves what hung then, and have :data:`GRACE_S` more for that.
-    ``clock``: seconds that only grow.
+    ``limit_s``: the limit of the launch. The ranks then report their hang themselves, within :data:`GRACE_S`.
+    ``clock``: a monotonic clock in seconds.
     """
 
     def __init__(self, ranks: Ranks, *, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,14 +95,14 @@ class Watchdog:
         self._shown, self._all_there = "", True
         self._check_at = -math.inf
         self._kill_from = clock() + limit_s + GRACE_S
-        """When the launch has outlived its limit."""
+        """When ranks are killed, because the launch exceeded its limit."""
         self._leave_by = math.inf
-        """When ranks that have written their traces must be gone."""
+        """When ranks that have written their traces must have ended."""
         self._stop_at = math.inf
-        """When the agent is stopped: for what a rank that ended with 0 was to return, it waits without a limit."""
+        """When the agent is stopped. It would wait without a limit for the result of a rank that exited with 0."""
 
     def look(self) -> bool:
-        """Do what is due now. Returns whether there is more to come."""
+        """Take the actions that are due now. Returns whether the watchdog must look again."""
         now = self._clock()
         if (phase := self.ranks.phase()) != self._shown:
             self._shown = phase
@@ -120,7 +119,7 @@ class Watchdog:
         if overdue:
             self.ranks.give_up()
         if overdue or self.observed.cut or now > self._leave_by:
-            self.ranks.kill()  # again at each look
+            self.ranks.kill()  # repeated at each look
         return True
 
     def _check(self, now: float) -> None:
@@ -128,11 +127,11 @@ class Watchdog:
         seen, ended = self.observed, self.ranks.ended()
         if ended and self._all_there and not seen.cut:
             self._all_there = False
-            # Where one of them failed, the agent may have stopped the others meanwhile.
+            # If one of these ranks left a file, the agent may have stopped the others.
             seen.gone = set() if any(map(self.ranks.told, ended)) else ended
         if not seen.cut and self.ranks.cut():
             seen.cut, seen.ended = True, ended
-        # From outside: what holds a rank up may hold its interpreter, too.
+        # The watchdog does this from outside, because a rank that hangs may hold its interpreter lock.
         if self._leave_by == math.inf and self.ranks.leaving():
             self._leave_by = now + LINGER_S
         if self._stop_at == math.inf and (seen.gone or len(ended) == len(self.ranks)):
@@ -141,7 +140,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watching(watchdog: Watchdog) -> Iterator[None]:
-    """A thread looks until the end of the block, or until the watchdog has nothing more to do."""
+    """Run the watchdog in a thread until the end of the block, or until it has nothing more to do."""
     done = threading.Event()
 
     def watch() -> None:

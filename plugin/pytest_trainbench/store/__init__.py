@@ -1,1 +1,1 @@
-"""What is kept between runs: baselines and the history. Imports schema/, project/ and hardware/."""
+"""Files that outlive a run: baselines and the history. Imports schema/, project/ and hardware/."""

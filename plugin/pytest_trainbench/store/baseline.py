@@ -1,4 +1,4 @@
-"""Stored records, one readable file a case: ``<folder>/<hardware id>/<case>.json``."""
+"""Stored baselines, one readable file per case: ``<folder>/<hardware id>/<case>.json``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.record import Record, dump, read_record
 
 KEPT_OUTCOMES = ("ok", "oom")
-"""What may become a baseline. Running out of memory is a result; a crash or an invalid run is none."""
+"""Outcomes of a record that may become a baseline. Out of memory is a result; a crash or an invalid run is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """One case that was stored: where, and what it replaced."""
+    """One stored case: its file, its record, and the record that it replaced, if any."""
 
     path: Path
     record: Record
@@ -30,14 +30,14 @@ def path_of(folder: Path, hardware: str, case: Case) -> Path:
 
 
 def from_here(path: Path) -> Path:
-    """``path`` as a person in the current folder would type it."""
+    """``path`` relative to the current folder, if it lies inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def load(folder: Path, hardware: str, case: Case) -> Record | None:
     """The baseline of ``case``, or ``None``.
 
-    Raises ``ValueError`` for a file that is there but cannot be used.
+    Raises ``ValueError`` if the file exists but cannot be used.
     """
     path = path_of(folder, hardware, case)
     if not path.exists():
@@ -45,22 +45,22 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
     try:
         record = read_record(path)
         if record.case.id != case.id:
-            raise ValueError(f"{path} holds {record.case.id!r}: it was renamed or edited by hand")
+            raise ValueError(f"{path} holds the case {record.case.id!r}: the file was renamed or edited by hand")
         if why := refusal(record, None):
-            raise ValueError(f"{path} is no baseline: {why}")
+            raise ValueError(f"{path} cannot be a baseline: {why}")
     except ValueError as error:
-        raise ValueError(f"{error}; --save-baseline writes it anew") from error
+        raise ValueError(f"{error}; --save-baseline writes a new one") from error
     return record
 
 
 def refusal(record: Record, replaced: Record | None) -> str | None:
-    """Why ``record`` must not become a baseline in the place of the one ``replaced``, if it must not."""
+    """Why ``record`` must not become a baseline and replace ``replaced``; ``None`` if it may."""
     if record.outcome not in KEPT_OUTCOMES:
         return f"it ended {record.outcome!r}: {record.reason}"
     ended = [launch.outcome for launch in record.launches]
     if record.outcome == "oom":
-        # Out of memory by chance: against that, what never fits would pass, and so would anything that fits.
-        cure = "see that nothing else takes the device's memory, and save it again"
+        # A baseline that ran out of memory by accident would let any later result pass, whether the case fits or not.
+        cure = "make sure that nothing else uses the device's memory, and save it again"
         if fitted := ended.count("ok"):
             return f"memory ran out in launch {ended.index('oom') + 1}, and {fitted} fitted; {cure}: {record.reason}"
         if unconfirmed(record, replaced):
@@ -69,18 +69,18 @@ def refusal(record: Record, replaced: Record | None) -> str | None:
 
 
 def unconfirmed(record: Record, replaced: Record | None) -> bool:
-    """Whether memory ran out in one launch where the baseline fitted: that may be chance, and of two it is none."""
+    """Whether memory ran out in only one launch, and the baseline fitted. One launch may be chance, two are not."""
     fitted = replaced is not None and replaced.outcome == "ok"
     return fitted and sum(launch.outcome == "oom" for launch in record.launches) == 1
 
 
 def count(folder: Path, hardware: str) -> int:
-    """How many cases have a baseline on this hardware."""
+    """Number of cases with a baseline on this hardware."""
     return sum(1 for _ in (folder / hardware).glob("*.json"))
 
 
 def load_all(folder: Path, hardware: str) -> list[Record]:
-    """Every baseline of this hardware that can be read. One that cannot is said by the row that needs it."""
+    """All readable baselines of this hardware. The row that needs an unreadable baseline reports it."""
     found = []
     for path in sorted((folder / hardware).glob("*.json")):
         with contextlib.suppress(ValueError):
@@ -89,9 +89,9 @@ def load_all(folder: Path, hardware: str) -> list[Record]:
 
 
 def merge(folder: Path, records: Mapping[str, Record]) -> list[Saved]:
-    """Store ``records`` (by case id) and leave every other case as it is.
+    """Store ``records`` (by case id), and leave all other cases unchanged.
 
-    Each file is replaced in one move, so a reader or a second saver sees the old one or the new one, whole.
+    Each file is replaced atomically, so other processes see either the whole old file or the whole new file.
     Raises ``ValueError``, before anything is written, if one of the records must not become a baseline.
     """
     olds = [_replaced(folder, record) for record in records.values()]
@@ -106,7 +106,7 @@ def _replaced(folder: Path, record: Record) -> Record | None:
     try:
         return load(folder, record.hardware, record.case)
     except ValueError:
-        return None  # a broken file is what saving anew is the cure for
+        return None  # saving replaces a broken file
 
 
 def _save(folder: Path, record: Record, replaced: Record | None, text: str) -> Saved:

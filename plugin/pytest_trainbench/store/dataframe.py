@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path) -> pd.DataFrame:
-    """All records in a file or, at any depth, in a folder: a baseline folder or one written by ``--results``.
+    """All records in a file, or in a folder at any depth: a folder of baselines or of ``--results``.
 
-    One row a launch, with the columns of :func:`frame`. Raises ``FileNotFoundError`` where there is no such
-    path, and ``ValueError`` naming the file that is no record.
+    One row per launch, with the columns of :func:`frame`. Raises ``FileNotFoundError`` if the path does not exist, and
+    ``ValueError`` with the name of a file that is not a record.
     """
     path = Path(path)
     if not path.exists():
@@ -28,12 +28,15 @@ def load(path: str | Path) -> pd.DataFrame:
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a launch.
+    """One row per launch, with these columns:
 
-    Columns: ``id, label, hardware, builder`` (the function's name), ``mesh, world_size, created, machine, launch``
-    (from 0), ``outcome, reason``; ``param.<name>`` for each parameter of the case; every metric under its own name with
-    its unit; ``figure.<name>`` for what a step said of itself; ``condition.<name>`` for what it ran under, of the worst
-    device or rank; and ``steady_steps``, the number of steps that the metrics were read from.
+    * ``id, label, hardware, builder`` (the function's name), ``mesh, world_size, created, machine, launch`` (from 0),
+      ``outcome, reason``
+    * ``param.<name>``: each parameter of the case
+    * each metric under its own name, with its unit (``step_ms``)
+    * ``figure.<name>``: each figure that the step returned
+    * ``condition.<name>``: each condition of the machine, for the worst device or rank
+    * ``steady_steps``: the number of steps that the metrics were computed from
     """
     import pandas as pd
 
@@ -64,16 +67,21 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
 
 
 def load_history(path: str | Path | None = None) -> pd.DataFrame:
-    """All runs in the folder of ``--history``, the default one unless told, at any depth: one row a launch, the oldest
-    run first.
+    """All runs in a folder of ``--history``, at any depth. ``None``: the default folder.
 
-    Columns: ``started`` (of the run), ``project`` (the name of its folder in the history, empty for runs of older
-    versions), ``hardware, machine, id, label, outcome`` (of the case's verdict), ``baseline`` (when the one that it was
-    held against was made), ``code`` (one digest of the project's files), ``launch`` (from 0), every metric that has a
-    gate under its own name, and ``env.<name>`` for each fact of the environment (``env.commit``, ``env.torch``).
+    One row per launch, the oldest run first, with these columns:
 
-    A file that cannot be read is left out, and a warning names it. Raises ``FileNotFoundError`` where there is no such
-    folder.
+    * ``started``: when the run started
+    * ``project``: the name of its folder in the history, empty for runs of older versions
+    * ``hardware, machine, id, label, outcome`` (of the case's verdict)
+    * ``baseline``: when the baseline of the comparison was made
+    * ``code``: one digest of the project's files
+    * ``launch`` (from 0)
+    * each metric that has a gate, under its own name
+    * ``env.<name>``: each fact of the environment (``env.commit``, ``env.torch``)
+
+    A warning names each file that cannot be read, and the file is left out. Raises ``FileNotFoundError`` if the folder
+    does not exist.
     """
     import pandas as pd
 

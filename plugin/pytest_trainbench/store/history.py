@@ -1,10 +1,13 @@
-"""What every run measured, kept for months: ``<folder>/<project>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
+"""All measurements, kept for months: ``<folder>/<project>/<hardware id>/<UTC time>-<eight hex digits>.jsonl``.
 
-Many projects share a folder, and a case's id does not tell whose it is: each project has a folder of its own there.
+Each project has a folder of its own, because a case's id does not name its project.
 
-One file a run, which that run alone writes, so that two at once lose nothing. Its first line tells of the run, every
-other of one case, written when the case is done (a run that is killed keeps what it measured), of a drift that was
-said, or of a case whose test failed after it was measured.
+Each run writes one file, and no other run writes to it, so simultaneous runs lose nothing. The first line describes the
+run. Each other line is one of these:
+
+* a case, written when it is measured, so that a killed run keeps its measurements
+* a reported drift
+* a case whose test failed after it was measured
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.schema.record import Record
 
 SCHEMA = 1
-"""Version of the stored format. A release that raises it also reads the version before."""
+"""Version of the stored format. A release that raises it still reads the previous version."""
 
 
 def default_folder() -> Path:
-    """Where runs are kept unless ``--history`` names another folder. A runner's workspace is wiped, its user's data is
-    not."""
+    """The folder of runs unless ``--history`` names another one.
+
+    It is in the user's data folder, which survives when a CI runner deletes its workspace.
+    """
     from platformdirs import user_data_path
 
     return user_data_path("pytest-trainbench", appauthor=False) / "history"
@@ -39,11 +44,14 @@ def default_folder() -> Path:
 class Entry:
     """One case in one run.
 
-    outcome: of its verdict. baseline: when the baseline that it was held against was made (as in its record), or the
-    one that it became; empty where there was none. launches: of each launch the metrics that have a gate, by name.
-    machine: as of an environment; on several nodes not that of the run. Empty in older files. fails: whether its test
-    did, which for some outcomes was that run's to say; ``None`` in older files. code: one digest of all the project's
-    files that the case imported; empty where they are not known.
+    outcome: the outcome of the case's verdict.
+    baseline: when the baseline of the comparison was created, as in its record. If the case became a baseline itself,
+    when that was created. Empty without a baseline.
+    launches: for each launch the metrics that have a gate, by name.
+    machine: as in an environment. For a case on several nodes it differs from the run's machine. Empty in older files.
+    fails: whether the case's test failed. For some outcomes the options of the run decide this. ``None`` in older
+    files.
+    code: one digest of all the project's files that the case imported; empty if they are not known.
     """
 
     id: str
@@ -78,8 +86,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One file. ``project``: its name as :func:`pytest_trainbench.project.name.project_name` has it, empty in older
-    files. ``drifted``: ids of the cases that a drift was said of."""
+    """One run, read from its file.
+
+    ``project``: the name from :func:`pytest_trainbench.project.name.project_name`, empty in older files.
+    ``drifted``: ids of the cases with a reported drift.
+    """
 
     path: Path
     started: datetime
@@ -90,21 +101,23 @@ class Run:
     drifted: frozenset[str] = frozenset()
 
     def machine_of(self, case_id: str) -> str:
-        """That a case was measured on, or all of them together."""
+        """The machine of a case, or of the whole run if the case has none of its own."""
         entry = self.entries.get(case_id)
         return (entry and entry.machine) or self.environment.machine
 
 
 def own_code(before: str, now: str) -> list[Difference]:
-    """That the code of a case changed between two runs, by the digests of their entries; empty where one run does not
-    know."""
+    """The difference between the code of a case in two runs, by the digests of their entries.
+
+    Empty if the code is the same, or if one run does not know it.
+    """
     return [("your code", before, now)] if before and now and before != now else []
 
 
 class Log:
-    """The file of the run that goes on; it is made with the first line (``begun``).
+    """The file of the current run. The first line creates it, and then ``begun`` is true.
 
-    A folder that cannot be written stops no run: ``problem`` is then the sentence that says so, and nothing more is
+    If the folder cannot be written, the run goes on. ``problem`` is then a sentence that says so, and nothing more is
     written.
     """
 
@@ -130,17 +143,17 @@ class Log:
         self._write({"drift": case_id})
 
     def disowned(self, case_id: str) -> None:
-        """Its test failed after it was measured: that night is none of the case."""
+        """Mark the case as invalid, because its test failed after the case was measured."""
         self._write({"disowned": case_id})
 
     def unclaimed(self) -> list[str]:
-        """What to say of this hardware's runs that are of no project: older versions kept those of all together."""
+        """A sentence on this hardware's runs without a project: older versions kept all projects together."""
         old = self.path.parents[2] / self.path.parent.name
         if next(old.glob("*.jsonl"), None) is None:
             return []
         move = f"mv {shlex.quote(str(old))}/*.jsonl {shlex.quote(str(self.path.parent))}"
         return [
-            f"the runs in {old} do not say their project, so they do not count; if all are of this one, type {move}"
+            f"the runs in {old} do not say their project, so they do not count; if all are of this project, type {move}"
         ]
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -159,9 +172,9 @@ class Log:
 
 
 def read_run(path: Path) -> Run:
-    """The run in a file that :class:`Log` wrote. A last line without an end is left out: it was never finished.
+    """The run in a file that :class:`Log` wrote. A last line without a line break is incomplete, and is left out.
 
-    Raises ``ValueError`` with one sentence that names the file for anything that is not one.
+    Raises ``ValueError`` if the file does not hold a run. The sentence names the file.
     """
     try:
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
@@ -190,8 +203,10 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(folder: Path, *, since: date = date.min) -> tuple[list[Run], list[str]]:
-    """Every run in a folder, at any depth, that started on that day or later, the oldest first; and a sentence for
-    each file that cannot be read."""
+    """All runs in a folder, at any depth, that started on the day ``since`` or later, the oldest first.
+
+    The second list has a sentence for each file that cannot be read.
+    """
     runs, problems = [], []
     for path in sorted(folder.rglob("*.jsonl"), key=lambda path: path.name):
         if path.name < since.isoformat().replace("-", ""):
