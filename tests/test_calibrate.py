@@ -170,7 +170,7 @@ def test_the_table_and_its_sentences() -> None:
             "5% slower": "found (5)",
         },
     ]
-    assert calibration.said(rows) == [
+    assert calibration.sentences(rows) == [
         "nothing changed: 1 of 2 rows red: b",
         "2% slower: found in 1 of 2 rows: not in b",
         "5% slower: found in 2 of 2 rows",

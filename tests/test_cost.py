@@ -34,12 +34,14 @@ def test_a_million_samples_and_tokens_cost_devices_times_hours_times_the_price()
     """A million samples at 100 a second are 10,000 s; at 3 EUR for 3,600 s, 8.33 EUR."""
     assert lines(ONE, FOUR) == [
         {
-            "case": "one", "devices": "1", "samples/s": "100.00", "EUR a million samples": "8.33",
-            "EUR a million tokens": "0.0163", "J a sample": "6", "memory MiB": "900", "best": "cheapest, least energy",
+            "case": "one", "devices": "1", "samples/s": "100.00", "EUR per million samples": "8.33",
+            "EUR per million tokens": "0.0163", "J per sample": "6", "memory MiB": "900",
+            "best": "cheapest, least energy",
         },
         {
-            "case": "four", "devices": "4", "samples/s": "200.00", "EUR a million samples": "16.7",
-            "EUR a million tokens": "0.0326", "J a sample": "12", "memory MiB": "400", "best": "fastest, least memory",
+            "case": "four", "devices": "4", "samples/s": "200.00", "EUR per million samples": "16.7",
+            "EUR per million tokens": "0.0326", "J per sample": "12", "memory MiB": "400",
+            "best": "fastest, least memory",
         },
     ]  # fmt: skip
 
@@ -60,7 +62,7 @@ def test_without_a_price_by_the_hour_there_is_time_and_no_money() -> None:
 
 def test_a_rank_that_keeps_several_devices_busy_pays_for_all() -> None:
     (line,) = lines(of("data parallel", 100.0, devices=4))
-    assert (line["devices"], line["EUR a million samples"]) == ("4", "33.3")
+    assert (line["devices"], line["EUR per million samples"]) == ("4", "33.3")
 
 
 def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
@@ -88,15 +90,15 @@ def test_a_case_that_failed_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("price", "task_samples", "title"),
     [
-        (HOURLY, None, "Cost, at 3 EUR for a device and hour (https://example.org/prices, 2026-09-20)"),
+        (HOURLY, None, "Cost, at 3 EUR per device and hour (https://example.org/prices, 2026-09-20)"),
         (
-            HOURLY, 2048, "Cost, and what a task of 2,048 samples takes, at 3 EUR for a device and hour"
+            HOURLY, 2048, "Cost, also of a task of 2,048 samples, at 3 EUR per device and hour"
             " (https://example.org/prices, 2026-09-20)",
         ),
-        (None, None, "Cost; no price is known for h200: --price 2.5USD names one for a device and hour"),
+        (None, None, "Cost; no price is known for h200: type, for example, --price 2.5USD (per device and hour)"),
         (
-            TO_BUY, None, "Cost; h200 has a price to buy (16,000 USD a device, https://example.org/shop):"
-            " --price 2.5USD names one for a device and hour",
+            TO_BUY, None, "Cost; for h200 only a purchase price is known (16,000 USD per device, https://example.org/shop):"
+            " type, for example, --price 2.5USD (per device and hour)",
         ),
     ],
 )  # fmt: skip

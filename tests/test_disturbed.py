@@ -110,7 +110,7 @@ def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(proje
             "environment: mine: *% worse *; the machine*other processes used *% of the cores, baseline 0%*",
             "  judged    step time: * worse *",
             "  machine   other processes used *% of the cores, baseline 0%",
-            "  then      look at the machine before the commit, and run this again; nothing is to be accepted",
+            "  then      first check the machine, then run this again; do not save a new baseline",
             "*trainbench: 1 environment*",
         ]
     )

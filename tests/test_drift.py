@@ -256,7 +256,7 @@ def test_a_drift_says_since_when_and_what_differs() -> None:
     assert lines(found, Path("/history")) == [
         f"drift: sharding[zero2-dp4]: step time {drift.change:.1%} worse since 2026-10-03"
         " (8 nights against 32 before; your code: 1a → 2b; commit: a1b2c3 → d4e5f6)",
-        "a drift is said every night, until it is mended or --save-baseline accepts it",
+        "a drift is reported in every run, until it is repaired or --save-baseline accepts it",
         "history: 1 drift over 40 nights on this machine",
     ]
 
@@ -316,7 +316,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
     )
     assert said[10:] == [
         "drift: and 2 more, all smaller",
-        "a drift is said every night, until it is mended or --save-baseline accepts it",
+        "a drift is reported in every run, until it is repaired or --save-baseline accepts it",
         "history: 12 drifts over 35 nights on this machine",
     ]
 
@@ -324,7 +324,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
 def test_rows_that_have_too_few_nights_are_counted() -> None:
     said = lines(Findings(nights={"one": 3, "two": 40, "three": 5}, needed=14), Path("/history"))
     assert said == [
-        "history: 2 of 3 rows have fewer than the 14 nights on this machine that a drift takes to be seen;"
+        "history: 2 of 3 rows have fewer than the 14 nights on this machine that drift detection needs;"
         " no drift in the others"
     ]
 
@@ -333,7 +333,7 @@ def test_a_history_that_is_too_short_says_so() -> None:
     history = runs(quiet(4))
     found = watch(history[:-1], history[-1], night_error=1 / 30)
     assert lines(found, Path("/history")) == [
-        "history: 4 nights of these rows on this machine; a drift can be seen from 13 on (/history)"
+        "history: 4 nights of these rows on this machine; drift detection needs 13 (/history)"
     ]
 
 

@@ -31,12 +31,12 @@ def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
         of(360.0, precision="bf16", mesh="dp2", mib=60),
     ) == [
         {
-            "change": "precision fp32 → bf16", "pairs": "1", "samples/s": "+100.0%", "a device": "+100.0%",
+            "change": "precision fp32 → bf16", "pairs": "1", "samples/s": "+100.0%", "per device": "+100.0%",
             "memory": "−40.0%",
         },
-        {"change": "batch 4 → 8", "pairs": "1", "samples/s": "+20.0%", "a device": "+20.0%", "memory": "+80.0%"},
-        {"change": "batch 8 → 16", "pairs": "1", "samples/s": "+8.3%", "a device": "+8.3%", "memory": "+66.7%"},
-        {"change": "mesh dp1 → dp2", "pairs": "1", "samples/s": "+80.0%", "a device": "−10.0%", "memory": "0.0%"},
+        {"change": "batch 4 → 8", "pairs": "1", "samples/s": "+20.0%", "per device": "+20.0%", "memory": "+80.0%"},
+        {"change": "batch 8 → 16", "pairs": "1", "samples/s": "+8.3%", "per device": "+8.3%", "memory": "+66.7%"},
+        {"change": "mesh dp1 → dp2", "pairs": "1", "samples/s": "+80.0%", "per device": "−10.0%", "memory": "0.0%"},
     ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_two_cases_that_differ_in_saying_none_only_show_no_change() -> None:
 
 def test_a_device_is_any_that_a_rank_drives() -> None:
     four = record(launch(samples_per_s=200.0, devices=4.0), of=case(mesh="dp1", precision="fp32", batch=8))
-    assert [line["a device"] for line in lines(of(100.0), four)] == ["−50.0%"]
+    assert [line["per device"] for line in lines(of(100.0), four)] == ["−50.0%"]
 
 
 def test_a_change_that_several_pairs_show_is_their_median() -> None:
