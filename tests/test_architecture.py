@@ -151,7 +151,7 @@ def place(module: str) -> tuple[str, str]:
     return (module, "__init__") if not folder and name in LADDER else (folder, name)
 
 
-def test_every_module_has_its_place_and_every_place_its_module() -> None:
+def test_the_ladder_lists_every_module_exactly_once() -> None:
     folders = [folder for folder in LADDER if folder]
     assert set(FILES) == {
         *folders,
@@ -160,14 +160,14 @@ def test_every_module_has_its_place_and_every_place_its_module() -> None:
     assert all(len(set(inside)) == len(inside) for inside in LADDER.values())
 
 
-def test_a_folder_imports_lower_folders_only() -> None:
+def test_a_folder_imports_only_lower_folders() -> None:
     assert list(IMPORTS) == list(LADDER)
     for number, (folder, lower) in enumerate(IMPORTS.items()):
         assert lower <= set(list(LADDER)[:number]), folder
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
+def test_a_module_imports_only_modules_below_it(module: str) -> None:
     at, name = place(module)
     below = LADDER[at][: LADDER[at].index(name)] if name in LADDER[at] else ()
     for other in ours(everywhere(FILES[module].read_text())):
@@ -175,7 +175,7 @@ def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
         assert its_name in below if there == at else there in IMPORTS[at], f"{module} imports {other}"
 
 
-def test_each_folder_imports_all_that_it_is_said_to() -> None:
+def test_each_folder_imports_every_folder_listed_for_it() -> None:
     found: dict[str, set[str]] = {folder: set() for folder in LADDER}
     for module, path in FILES.items():
         at, _ = place(module)
@@ -184,7 +184,7 @@ def test_each_folder_imports_all_that_it_is_said_to() -> None:
 
 
 @pytest.mark.parametrize("folder", [folder for folder in LADDER if folder])
-def test_a_folder_says_what_lives_there_and_what_it_imports(folder: str) -> None:
+def test_a_folders_docstring_names_its_imports(folder: str) -> None:
     """And nothing else: whoever imports from a folder names the module."""
     (statement,) = ast.parse(FILES[folder].read_text()).body
     assert isinstance(statement, ast.Expr)
@@ -197,18 +197,18 @@ def test_a_folder_says_what_lives_there_and_what_it_imports(folder: str) -> None
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_only_the_edge_knows_pytest(module: str) -> None:
+def test_only_edge_modules_import_pytest(module: str) -> None:
     known = roots(everywhere(FILES[module].read_text()))
     assert ("pytest" in known) == (module in KNOWS_PYTEST)
     assert "_pytest" not in known
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_no_module_imports_a_heavy_library_when_it_is_imported(module: str) -> None:
+def test_importing_a_module_imports_no_heavy_library(module: str) -> None:
     assert roots(on_import(FILES[module].read_text())) & HEAVY == set()
 
 
-def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported() -> None:
+def test_modules_for_another_environment_import_only_the_standard_library() -> None:
     """``--against`` asks of it for torch alone, which is imported where it is used."""
     reached: set[str] = set()
     pending = {"__init__", "launch.side_process", "launch.preload"}
@@ -221,7 +221,7 @@ def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported(
 
 
 @pytest.mark.parametrize("module", [module for module in FILES if module.startswith("judge.")])
-def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None:
+def test_judge_modules_name_no_metric(module: str) -> None:
     """What is particular to a metric is data of its row."""
     constants = {
         node.value for node in ast.walk(ast.parse(FILES[module].read_text())) if isinstance(node, ast.Constant)
@@ -230,7 +230,7 @@ def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_private_parts_of_others_are_behind_shims(module: str) -> None:
+def test_private_parts_of_libraries_are_used_only_in_shims(module: str) -> None:
     """Of torch, of pytest and of the standard library: tests/test_private.py says what each is for."""
     if module.rpartition(".")[2] == "private":
         return
@@ -246,11 +246,11 @@ def test_private_parts_of_others_are_behind_shims(module: str) -> None:
             assert name.startswith("pytest_trainbench") or not hidden, name
 
 
-def test_no_file_is_a_drawer_for_everything() -> None:
+def test_no_module_is_named_utils_or_helpers() -> None:
     assert [name for name in FILES if name.rpartition(".")[2] in ("utils", "util", "helpers", "common")] == []
 
 
-def test_this_file_sees_imports_wherever_they_stand() -> None:
+def test_imports_are_found_in_every_scope() -> None:
     source = """
 import torch.nn as nn
 from pytest_trainbench import load

@@ -30,7 +30,7 @@ def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | No
     return cost.table(records, price=price, task_samples=task_samples).to_dict("records")
 
 
-def test_a_million_samples_and_tokens_cost_devices_times_hours_times_the_price() -> None:
+def test_the_cost_is_devices_times_hours_times_the_price() -> None:
     """A million samples at 100 a second are 10,000 s; at 3 EUR for 3,600 s, 8.33 EUR."""
     assert lines(ONE, FOUR) == [
         {
@@ -54,18 +54,18 @@ def test_a_task_takes_hours_money_and_energy() -> None:
     }  # fmt: skip
 
 
-def test_without_a_price_by_the_hour_there_is_time_and_no_money() -> None:
+def test_without_an_hourly_price_the_table_shows_no_money() -> None:
     for price in (None, TO_BUY):
         (line,) = lines(of("one", 100.0), price=price, task_samples=3600)
         assert line == {"case": "one", "devices": "1", "samples/s": "100.00", "task hours": "0.01"}
 
 
-def test_a_rank_that_keeps_several_devices_busy_pays_for_all() -> None:
+def test_all_devices_of_a_rank_are_paid_for() -> None:
     (line,) = lines(of("data parallel", 100.0, devices=4))
     assert (line["devices"], line["EUR per million samples"]) == ("4", "33.3")
 
 
-def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
+def test_only_cases_of_the_same_work_are_compared() -> None:
     """Not another model, not samples of another length, and nothing alone."""
     other_model = of("other model", 1000.0, tokens_per_s=512_000.0, model="bert")
     other_length = of("other length", 1000.0, tokens_per_s=128_000.0)
@@ -74,7 +74,7 @@ def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
     assert "best" not in lines(other_model)[0]
 
 
-def test_without_a_model_nothing_says_that_two_cases_do_the_same_work() -> None:
+def test_cases_without_a_model_are_not_compared() -> None:
     """A forward pass of one layer is no better choice than forward and backward of another."""
     passes = [
         record(launch(samples_per_s=rate), of=case(builder="suite:layer_pass", layer=layer, direction=direction))
@@ -83,7 +83,7 @@ def test_without_a_model_nothing_says_that_two_cases_do_the_same_work() -> None:
     assert ["best" in line for line in lines(*passes)] == [False, False]
 
 
-def test_a_case_that_failed_costs_nothing() -> None:
+def test_a_case_that_failed_is_not_in_the_table() -> None:
     assert cost.costs([record(failed("oom")), record(launch())]) == []
 
 
@@ -102,7 +102,7 @@ def test_a_case_that_failed_costs_nothing() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_title_dates_and_sources_the_price_or_asks_for_one(
+def test_the_title_gives_the_prices_date_and_source_or_asks_for_a_price(
     price: Price | None, task_samples: int | None, title: str
 ) -> None:
     assert cost.title(price=price, hardware="h200", task_samples=task_samples) == title

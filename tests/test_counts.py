@@ -23,7 +23,7 @@ def traces(
     return ended.traces
 
 
-def test_every_operator_of_torch_that_communicates_has_a_row() -> None:
+def test_every_communication_operator_of_torch_has_a_row() -> None:
     """A process group and tensors: whatever torch adds to these is named here before it can be missed."""
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]
     argued = {schema.name: [str(argument.type) for argument in schema.arguments] for schema in schemas}
@@ -33,7 +33,7 @@ def test_every_operator_of_torch_that_communicates_has_a_row() -> None:
         assert handed_in is None or "Tensor" in argued[name][handed_in]
 
 
-def test_each_kind_is_counted_with_the_bytes_that_a_rank_hands_in(tmp_path: Path) -> None:
+def test_each_kind_is_counted_with_the_bytes_of_its_inputs(tmp_path: Path) -> None:
     """By hand from ``counted_steps.every_kind``: a tensor of 12 floats is 48 bytes."""
     expected = {
         "all_gather": {"calls": 2.0, "bytes": 48.0 + 48.0},
@@ -48,13 +48,13 @@ def test_each_kind_is_counted_with_the_bytes_that_a_rank_hands_in(tmp_path: Path
     assert [one.collectives for one in traces(tmp_path, "every_kind", mesh="dp2")] == [expected, expected]
 
 
-def test_where_steps_differ_they_are_counted_over_a_period(tmp_path: Path) -> None:
+def test_steps_that_differ_are_counted_over_a_period(tmp_path: Path) -> None:
     """One all_reduce in three steps, wherever the count begins."""
     (one,) = traces(tmp_path, "every_third")
     assert one.collectives == {"all_reduce": {"calls": 1 / 3, "bytes": 4.0}}
 
 
-def test_graph_breaks_and_compilations_again_are_counted(tmp_path: Path) -> None:
+def test_graph_breaks_and_recompilations_are_counted(tmp_path: Path) -> None:
     """In a process, whose own they are."""
     (one,) = traces(tmp_path, "compiled", way=start)
     assert one.compilations == {"graph_breaks": 2.0, "recompiles": 2.0}
@@ -63,7 +63,7 @@ def test_graph_breaks_and_compilations_again_are_counted(tmp_path: Path) -> None
     assert one.compilations == {}, "absent where nothing is compiled"
 
 
-def test_where_a_step_is_observed_already_nothing_is_said(tmp_path: Path) -> None:
+def test_collectives_are_not_counted_if_another_observer_is_active(tmp_path: Path) -> None:
     ran: list[int] = []
     other = ExecutionTraceObserver().register_callback(str(tmp_path / "other.json"))
     try:

@@ -96,7 +96,7 @@ def calmed(path: Path) -> None:
     path.write_text(dump(dataclasses.replace(record, launches=(calm,) * 3).to_json()))
 
 
-def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(project: pytest.Pytester) -> None:
+def test_a_step_slowed_by_other_processes_ends_as_environment(project: pytest.Pytester) -> None:
     project.makepyfile(my_steps=STEP, test_it=TEST)
     assert pytest_run(project, *PRELOAD, "--save-baseline", "--launches", "1").ret == 0
     (path,) = stored(project)

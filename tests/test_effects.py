@@ -21,7 +21,7 @@ def lines(*records: Record) -> list[dict[Hashable, Any]]:
     return one_change.table(records).to_dict("records")
 
 
-def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
+def test_a_change_is_shown_between_cases_that_share_everything_else() -> None:
     """Words follow the one measured first, numbers the next smaller one."""
     assert lines(
         of(100.0),
@@ -40,7 +40,7 @@ def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
     ]  # fmt: skip
 
 
-def test_a_parameter_that_one_case_lacks_is_a_change_like_any_other() -> None:
+def test_a_missing_parameter_is_a_change() -> None:
     """Whichever was measured first, the case without it is the one to beat; one of ``None`` is without it too."""
     assert [(line["change"], line["samples/s"]) for line in lines(
         of(150.0, graph="inductor"), of(100.0, graph=None), of(120.0, graph="ort-all"),
@@ -54,16 +54,16 @@ def test_a_parameter_that_one_case_lacks_is_a_change_like_any_other() -> None:
     ]  # fmt: skip
 
 
-def test_two_cases_that_differ_in_saying_none_only_show_no_change() -> None:
+def test_a_parameter_of_none_equals_a_missing_parameter() -> None:
     assert lines(of(100.0), of(110.0, graph=None)) == []
 
 
-def test_a_device_is_any_that_a_rank_drives() -> None:
+def test_samples_per_device_count_all_devices_of_a_rank() -> None:
     four = record(launch(samples_per_s=200.0, devices=4.0), of=case(mesh="dp1", precision="fp32", batch=8))
     assert [line["per device"] for line in lines(of(100.0), four)] == ["−50.0%"]
 
 
-def test_a_change_that_several_pairs_show_is_their_median() -> None:
+def test_a_change_is_the_median_over_its_pairs() -> None:
     pairs = [(100.0, 150.0), (100.0, 160.0), (100.0, 290.0)]
     records = [
         of(rate, batch=batch, steps=steps)

@@ -22,7 +22,7 @@ def test_attention_counts_two_products_forward_and_four_backward_whatever_the_ke
     assert counted.get_total_flops() == 6 * product
 
 
-def test_a_kernel_of_the_gpu_counts_the_same() -> None:
+def test_a_gpu_kernel_counts_the_same() -> None:
     """Its shapes alone decide, so the formula can be asked without the device."""
     backward = flops.counter().flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
     gradient, query, key, value = (torch.empty(BATCH, HEADS, SEQUENCE, WIDTH) for _ in range(4))

@@ -46,7 +46,7 @@ def runs() -> Any:
     return importlib.import_module("builtins").RUNS  # type: ignore[attr-defined]
 
 
-def test_what_is_imported_ahead_and_not_used_is_not_noted(root: Path) -> None:
+def test_a_preloaded_module_that_is_not_used_is_not_noted(root: Path) -> None:
     importlib.import_module("zoo.first")
     importlib.import_module("zoo.second")
     hide(root)
@@ -55,7 +55,7 @@ def test_what_is_imported_ahead_and_not_used_is_not_noted(root: Path) -> None:
     assert list(noted(root)) == ["zoo/__init__.py", "zoo/second.py", "zoo/shared.py"]
 
 
-def test_what_is_used_comes_back_as_it_was_and_does_not_run_again(root: Path) -> None:
+def test_a_preloaded_module_that_is_used_does_not_run_again(root: Path) -> None:
     """An operator cannot be registered twice, and its library goes when the module goes that keeps it."""
     first = importlib.import_module("zoo.first")
     spec = first.__spec__
@@ -67,7 +67,7 @@ def test_what_is_used_comes_back_as_it_was_and_does_not_run_again(root: Path) ->
     assert first.VALUE is sys.modules["zoo.shared"].VALUE
 
 
-def test_a_module_that_is_taken_from_its_package_is_noted(root: Path) -> None:
+def test_a_module_imported_from_its_package_is_noted(root: Path) -> None:
     """The package has it as an attribute by then, which needs no import."""
     importlib.import_module("zoo.second")
     hide(root)
@@ -75,7 +75,7 @@ def test_a_module_that_is_taken_from_its_package_is_noted(root: Path) -> None:
     assert "zoo/second.py" in noted(root)
 
 
-def test_what_a_function_imports_is_noted_when_it_runs(root: Path) -> None:
+def test_an_import_inside_a_function_is_noted_when_it_runs(root: Path) -> None:
     importlib.import_module("zoo.late")
     second = importlib.import_module("zoo.second")
     hide(root)
@@ -85,9 +85,7 @@ def test_what_a_function_imports_is_noted_when_it_runs(root: Path) -> None:
     assert "zoo/late.py" in noted(root)
 
 
-def test_environments_and_names_that_are_no_files_are_none_of_the_project(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_files_and_modules_without_a_file_are_not_noted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = types.ModuleType("odd")
     odd.__file__ = "zoo/first.py"  # as torch.ops has one, relative to nothing
     monkeypatch.chdir(root)
@@ -101,7 +99,7 @@ def test_environments_and_names_that_are_no_files_are_none_of_the_project(
     assert list(noted(root)) == ["zoo/__init__.py", "zoo/shared.py"], "a project in a folder of the environment's"
 
 
-def test_a_file_that_is_gone_has_no_fingerprint(root: Path) -> None:
+def test_a_deleted_file_has_no_fingerprint(root: Path) -> None:
     importlib.import_module("zoo.shared")
     (root / "zoo" / "shared.py").unlink()
     assert noted(root)["zoo/shared.py"] == ""

@@ -40,7 +40,7 @@ def attention_that_the_counter_knows(monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.parameters is not None])
-def test_parameter_count_is_that_of_its_row(name: str) -> None:
+def test_a_models_parameter_count_is_the_count_of_its_row(name: str) -> None:
     model = find_model(name).build("meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == find_model(name).parameters
 
@@ -69,12 +69,12 @@ def test_parameter_count_is_that_of_its_row(name: str) -> None:
         ("tts_angular", 9_381_888),
     ],
 )
-def test_parameter_count_is_the_published_one(name: str, parameters: int) -> None:
+def test_a_models_parameter_count_is_the_published_count(name: str, parameters: int) -> None:
     assert find_model(name).parameters == parameters
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "resnet50", "vgg16"])
-def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
+def test_a_vision_model_has_the_same_tensors_as_torchvisions(name: str) -> None:
     """Both models have the same tensors in the same order. Ours has a builder of its own if torchvision's model has no
     size option."""
     with torch.device("meta"):
@@ -85,7 +85,7 @@ def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16"])
-def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
+def test_a_vision_model_computes_the_same_as_torchvisions(name: str) -> None:
     theirs = torchvision.models.get_model(name).eval()
     ours = find_model(name).build("cpu").get_submodule("net").eval()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
@@ -95,7 +95,7 @@ def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
         torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_timm_vovnet_has_the_tensors_of_timms_model() -> None:
+def test_vovnet_has_the_same_tensors_as_timms_model() -> None:
     with torch.device("meta"):
         theirs = timm.create_model("vovnet39a").state_dict()
 
@@ -105,7 +105,7 @@ def test_timm_vovnet_has_the_tensors_of_timms_model() -> None:
     }
 
 
-def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
+def test_bart_without_a_mask_computes_the_same_as_the_library_with_a_mask() -> None:
     model = find_model("hf_Bart-tiny").build("cpu")
     (tokens,) = (pool[0] for pool in model.draw(2))
     masked, _ = mask(tokens)
@@ -114,7 +114,7 @@ def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
     torch.testing.assert_close(model(tokens), theirs)
 
 
-def test_bert_without_a_mask_computes_what_the_library_does() -> None:
+def test_bert_without_a_mask_computes_the_same_as_the_library() -> None:
     model = find_model("hf_Bert-tiny").build("cpu")
     (tokens,) = (pool[0] for pool in model.draw(2))
     masked, labels = mask(tokens)
@@ -242,7 +242,7 @@ def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name: str) -
     ("name", "sequence", "tflops"),
     [("gpt-1.3b", 1024, 8.673), ("bert-base", 512, 0.3637)],
 )
-def test_flops_of_a_sample_are_the_published_ones(name: str, sequence: int, tflops: float) -> None:
+def test_flops_per_sample_are_the_published_figures(name: str, sequence: int, tflops: float) -> None:
     flops = find_model(name).build("meta", sequence=sequence).flops_per_sample()
 
     assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
