@@ -1,4 +1,4 @@
-"""What ``--against`` names, and that a checkout of another commit is what its side really runs."""
+"""``--against``: what its value may name, and how a side proves that it runs the checkout of its commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def script(path: Path, body: str) -> Path:
 def test_git_ignores_variables_of_hooks_and_keeps_the_machines_settings(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as that a checkout of another user is safe, or that large files stay where they are."""
+    """The machine's git settings may say that another user's checkout is safe, or that large files are not fetched."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
     settings = tmp_path / "gitconfig"
     settings.write_text("[alias]\n\tmine = rev-parse main\n")
@@ -45,7 +45,7 @@ def test_a_commit_name_is_looked_up_in_the_enclosing_repository(repository: Path
 
 
 def test_an_executable_is_an_interpreter_and_its_link_is_not_resolved(tmp_path: Path) -> None:
-    """The interpreter of a virtual environment is a link, and would be another one behind it."""
+    """The interpreter of a virtual environment is a link. Its target is another environment's interpreter."""
     assert find(sys.executable, tmp_path) == Other(name=sys.executable, python=sys.executable)
 
 
@@ -94,7 +94,7 @@ def test_a_name_of_neither_interpreter_nor_commit_is_refused_with_reasons(reposi
 
 
 def test_a_repository_that_git_refuses_shows_gits_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is not the owner: what mends it stands after what is wrong."""
+    """For example in a container whose user does not own the repository. The first line of git's error is shown."""
     refuses = "echo \"fatal: detected dubious ownership in repository at '/x'\" >&2; echo mend >&2; exit 128"
     script(tmp_path / "git", refuses)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

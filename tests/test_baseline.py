@@ -1,4 +1,4 @@
-"""Baselines: what ran is replaced, whole; everything else stays; nothing that failed gets in."""
+"""Baselines: a save replaces whole files of measured cases, keeps all others, and refuses failed records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save(folder: Path, *records: Record) -> list[Saved]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file below, hidden ones too, with its text."""
+    """Path -> text of every file in the folder, including hidden files."""
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -67,7 +67,7 @@ def test_a_failed_record_is_refused_before_anything_is_written(outcome: str, tmp
 
 
 def test_an_out_of_memory_in_some_launches_only_is_no_baseline(tmp_path: Path) -> None:
-    """Against it every later run would pass: as out of memory too, or as better because it fits."""
+    """Every later run would pass against such a baseline: because it is out of memory too, or because it fits."""
     save(tmp_path, record(launch(100.0), of=FIRST))
     before = files(tmp_path)
     out = failed("oom", "because")
@@ -144,7 +144,7 @@ def test_a_broken_file_is_reported_with_its_cure_and_saving_repairs_it(text: str
     assert load(tmp_path, HW, FIRST) == sample
 
 
-# Two savers
+# Two processes that save
 
 SAVER = """
 import sys, time
@@ -170,7 +170,7 @@ def test_two_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "baselines"
     shared = case(saver="both")
     while any(saver.poll() is None for saver in savers):
-        seen = load(folder, HW, shared)  # at any moment absent or whole
+        seen = load(folder, HW, shared)  # the file is absent or complete at any moment
         assert seen is None or seen.label in ("one", "two")
     assert [saver.returncode for saver in savers] == [0, 0]
     every = [case(saver=name, number=number) for name in ("one", "two") for number in range(1, 51)]

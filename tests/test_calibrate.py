@@ -1,4 +1,4 @@
-"""What a machine can see is tried: with nothing changed, and with slowdowns planted."""
+"""``--calibrate`` measures which slowdowns a machine detects: with nothing changed, and with planted slowdowns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibrated(
     gates: Gates = MappingProxyType({}),
     **options: str,
 ) -> tuple[Row, list[Job]]:
-    """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
+    """Calibrate a row whose launches take ``step_ms`` plus the planted delay. ``seen``: more fields of their traces."""
     jobs: list[Job] = []
 
     def launch(job: Job, **_: Any) -> LaunchResult:
@@ -87,7 +87,7 @@ def test_a_quiet_machine_detects_every_slowdown_and_has_no_false_alarm(
 def test_slowdowns_are_compared_with_as_many_launches_as_a_baseline_has(
     step_ms: list[float], stored: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is found is then what a night will find."""
+    """So calibration finds the same slowdowns as a nightly run."""
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: step_ms[launch % len(step_ms)])
     assert row.baseline is not None and row.record is not None
     assert (len(row.baseline.launches), len(row.record.launches)) == (stored, 3)
@@ -112,7 +112,7 @@ def test_a_noisy_machine_reports_the_slowdowns_that_it_misses(tmp_path: Path, mo
 
 
 def test_a_false_alarm_with_nothing_changed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does whose every launch is slower than the one before."""
+    """For example on a machine that slows down over time."""
     row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 if launch < 5 else 120)
     assert row.verdict.outcome == "regression" and row.verdict.fails(ci=False)
     assert row.verdict.reason is not None and row.verdict.reason.startswith("nothing was changed, and yet: step time")

@@ -1,4 +1,4 @@
-"""A case's id is made of all that changes the number, and of nothing else."""
+"""A case's id contains everything that changes the measured number, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a launch's conditions may have slowed it, by how much, and what is only as it was for the baseline."""
+"""Which conditions may have slowed a launch, by how much, and which were the same for the baseline."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_busy_cores_cost_nothing_if_no_rank_waited_for_a_core() -> None:
 
 
 def margins(name: str) -> tuple[float, float, float]:
-    """A figure, and another that is worse by less than it takes, and by more."""
+    """The baseline's figure, a figure worse by less than the margin, and a figure worse by more."""
     match CONDITIONS[name].rule:
         case Rate(margin=margin):
             return 1000.0, 1000.0 * (1 - 0.9 * margin), 1000.0 * (1 - 1.1 * margin)
@@ -121,7 +121,7 @@ def test_a_condition_within_its_margin_of_the_baseline_is_no_cause(name: str) ->
 
 
 def test_a_device_at_its_power_cap_is_no_cause() -> None:
-    """An H200 multiplies matrices at 700 W all the time: only a clock unlike the baseline's says that it lost by it."""
+    """An H200 always multiplies matrices at 700 W. Only a lower clock than the baseline's shows a loss."""
     capped = {"sw_power_cap": [1.0], "power_w": [699.0], "temperature_c": [70.0], "sm_mhz": [1600.0]}
     assert unlike(capped, capped) == []
     assert unlike(capped, {}) == []
@@ -153,7 +153,7 @@ def test_host_conditions_count_only_if_the_host_sets_the_step_time(metrics: dict
     assert [bool(each) for each in of_launches(busy, calm)] == [counts] * 3
 
 
-# Can it be that much?
+# How much a cause explains
 
 
 def test_a_cause_explains_a_slowdown_if_it_accounts_for_half_of_it() -> None:
@@ -189,13 +189,13 @@ EVEN = [50.0, 50.2, 49.9, 50.1]
         ("dp2-pp2", [50.0, 50.0, 60.0, 60.0], EVEN, None),
         ("dp2-pp2", [50.0, 50.0, 60.0, 66.0], [50.0, 50.0, 60.0, 60.0], LONGER),
         ("tp4", [50.0, 50.0, 50.0, 66.0], EVEN, None),
-        ("dp2", [0.0, 0.0], [0.0, 0.0], None),  # their step only communicates
+        ("dp2", [0.0, 0.0], [0.0, 0.0], None),  # the step only communicates
     ],
 )
 def test_a_slow_rank_is_named_among_ranks_with_the_same_work(
     mesh: str, now: list[float], before: list[float], told: str | None
 ) -> None:
-    """Of two pipeline stages one may well compute longer, and ranks of a tensor-parallel group need not be alike."""
+    """Pipeline stages may compute for different times, and so may the ranks of a tensor-parallel group."""
     sides = [under({"rank_compute_ms": each} if each else {}, mesh=mesh) for each in (now, before)]
     found = slow_rank(sides[0], sides[1])
     assert (found and str(found)) == (told and told.format("its data-parallel peers"))
@@ -208,11 +208,11 @@ def test_a_slow_rank_explains_its_own_extra_compute_time() -> None:
     assert (math.exp(cause.slows), cause.of) == (near(1.2), "rank")
 
 
-# Two moods
+# Bimodal times
 
 
 def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.0) -> list[float]:
-    """Times of two bimodal, each within 1 %, in no order that repeats."""
+    """Bimodal times: two groups, each within 1 %, in an order without a period."""
     times = [fast_ms * (1 + 0.001 * (at % 10)) for at in range(fast)]
     for at in range(slow):
         times.insert(at * at * 7 % (len(times) + 1), slow_ms * (1 + 0.001 * (at % 10)))
@@ -228,9 +228,9 @@ def test_two_groups_of_times_are_found_with_their_shares() -> None:
     [
         mixed(40, 0),
         mixed(37, 3),  # a few slow ones are outliers
-        mixed(30, 10, slow_ms=103.0),  # too near
-        [100 * 1.01**at for at in range(40)],  # a slope is not two groups
-        [100.0, 100.0, 110.0, 110.0, 110.0],  # too few to say
+        mixed(30, 10, slow_ms=103.0),  # the groups are too close
+        [100 * 1.01**at for at in range(40)],  # a slope, not two groups
+        [100.0, 100.0, 110.0, 110.0, 110.0],  # too few times
         [100.0] * 40,
     ],
 )

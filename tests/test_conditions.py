@@ -1,4 +1,4 @@
-"""What a launch ran under is read from the kernel's counters and from NVML; what cannot be read is absent."""
+"""The conditions of a launch come from the kernel's counters and from NVML. A value that cannot be read is absent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a machine of four cores, two of which are ours."""
+    """File system root of a machine with four cores. This process may use two of them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
     monkeypatch.setattr(os, "getpid", lambda: 40)
     return tmp_path
@@ -52,7 +52,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def test_only_cores_that_this_process_may_use_are_counted(root: Path) -> None:
-    """user, nice, system, idle, iowait, irq, softirq, steal, and what is in user already."""
+    """The columns: user, nice, system, idle, iowait, irq, softirq, steal, and two that ``user`` already includes."""
     other, mine = "7 7 7 7 7 7 7 7 7 7", ("1 2 3 40 50 4 5 60 0 0", "1 0 0 10 0 0 0 0 1 0")
     write(root, "proc/stat", f"cpu  1 1\ncpu0 {other}\ncpu1 {mine[0]}\ncpu2 {other}\ncpu3 {mine[1]}\nctxt 5\n")
     found = counters(root)
@@ -62,7 +62,7 @@ def test_only_cores_that_this_process_may_use_are_counted(root: Path) -> None:
 
 
 def test_children_of_a_process_count_as_its_own(root: Path) -> None:
-    """utime, stime, cutime and cstime are fields 14 to 17; a name may hold spaces and brackets."""
+    """utime, stime, cutime and cstime are fields 14 to 17. The process name may contain spaces and brackets."""
     processes = ((40, "1 2 3 4", "41 "), (41, "10 0 0 0", "42"), (42, "100 0 0 0", ""), (50, "9 9 9 9", ""))
     for pid, ticks, children in processes:
         write(root, f"proc/{pid}/stat", f"{pid} (a (b) c) S 1 1 1 0 -1 4 0 0 0 0 {ticks} 20 0\n")
@@ -135,7 +135,7 @@ RANK = {"at_s": 2.0, "busy_s": 3.0, "stolen_s": 0.5, "idle_s": 0.5, "own_s": 1.0
 
 
 def test_shares_of_the_host_add_up_all_ranks() -> None:
-    """Two ranks used 2 of the 3 busy seconds of 4; of the 3.5 that were wanted 0.5 were withheld."""
+    """In 4 core-seconds 3 were busy, and two ranks used 2 of them. Of the 3.5 that were wanted, 0.5 were withheld."""
     assert host([RANK, RANK]) == {
         "stolen": [pytest.approx(1 / 7)],
         "other_cores": [0.25],
@@ -148,7 +148,7 @@ def test_shares_of_the_host_add_up_all_ranks() -> None:
 
 
 def test_waiting_for_own_threads_does_not_lower_the_host_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hold the interpreter's lock for half of the time or more; here it sleeps as long as it would wait."""
+    """Such threads hold the interpreter's lock for half of the time or more. A sleep stands for that wait here."""
     alone_s = SCATTERED * min(looking_s() for _ in range(3))
 
     class Interrupted(list[float]):
@@ -196,7 +196,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as a watch asks for; a device is its own handle, and its facts are of the moment."""
+    """The part of ``pynvml`` that a device monitor uses. A device's UUID is its handle."""
 
     pids: dict[str, list[int]] = field(default_factory=dict)
     sm_mhz: dict[str, int] = field(default_factory=dict)
@@ -278,9 +278,9 @@ def test_a_device_monitor_reports_every_device_condition() -> None:
 @pytest.mark.parametrize(
     ("before", "timing", "others"),
     [
-        ([], [999_999_001], [0.0]),  # numbers of another namespace: as many as before ours came
+        ([], [999_999_001], [0.0]),  # pids of another namespace: one more than before our rank started
         ([999_999_002], [999_999_002, 999_999_001], [1.0]),
-        ([], [], None),  # hidden altogether: ours is not there either
+        ([], [], None),  # all processes are hidden, ours too
         ([999_999_002], [], None),
     ],
 )
@@ -295,7 +295,7 @@ def test_processes_of_a_device_may_be_hidden_or_renumbered_in_a_container(
 
 
 def test_processes_that_a_rank_started_on_a_device_are_its_own() -> None:
-    """By its process group, which each rank leads."""
+    """A rank leads a process group, and its children belong to that group."""
     nvml = FakeNvml()
     watch = watching(nvml, "GPU-a")
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as leader:
@@ -340,7 +340,7 @@ def test_the_fakes_constants_match_pynvml() -> None:
         assert getattr(pynvml, name) == getattr(FakeNvml, name)
 
 
-# From a launch to its record
+# From the samples to the launch
 
 
 def job(folder: Path, **replaced: Any) -> Job:
@@ -410,7 +410,7 @@ def test_processes_are_read_in_every_fourth_sample() -> None:
 
 
 def test_a_driver_that_does_not_answer_delays_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it says when the ranks are there already is not taken for what was there before them."""
+    """A late answer is not used: it would count the ranks among the processes that ran before them."""
     answers = threading.Event()
     monkeypatch.setattr(device_monitor, "DRIVER_S", 0.01)
     monkeypatch.setattr(device_monitor, "monitor", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
@@ -429,7 +429,7 @@ def test_nothing_is_sampled_without_devices_or_without_timing(replaced: dict[str
 
 
 def test_a_launch_keeps_the_conditions_of_the_devices_it_used() -> None:
-    """Of four devices two ranks keep two busy; each rank's own compute time is kept too."""
+    """Two ranks use two of four devices. The compute time of each rank is kept too."""
     devices = {"sm_mhz": [1980.0, 1410.0, 345.0, 345.0]}
     traces = [trace(rank, host=RANK, parts={"compute_ms": 50.0 + rank}) for rank in (0, 1)]
     assert reduce(traces, peak_tflops=None, devices=devices).conditions == {

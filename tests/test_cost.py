@@ -1,4 +1,4 @@
-"""What a case costs: devices × hours × price, in the price's own currency; and which case is the best choice."""
+"""The cost of a case is devices × hours × price, in the currency of the price. The best case of each work is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | No
 
 
 def test_the_cost_is_devices_times_hours_times_the_price() -> None:
-    """A million samples at 100 a second are 10,000 s; at 3 EUR for 3,600 s, 8.33 EUR."""
+    """A million samples at 100 per second take 10,000 s. At 3 EUR per hour they cost 8.33 EUR."""
     assert lines(ONE, FOUR) == [
         {
             "case": "one", "devices": "1", "samples/s": "100.00", "EUR per million samples": "8.33",
@@ -47,7 +47,7 @@ def test_the_cost_is_devices_times_hours_times_the_price() -> None:
 
 
 def test_a_task_takes_hours_money_and_energy() -> None:
-    """36 million samples at 100 a second: 100 hours, 300 EUR, and 6 J each are 60 kWh."""
+    """36 million samples at 100 per second take 100 hours and 300 EUR. At 6 J each they take 60 kWh."""
     (line,) = lines(ONE, task_samples=36_000_000)
     assert {name: text for name, text in line.items() if str(name).startswith("task")} == {
         "task hours": "100", "task EUR": "300", "task kWh": "60",
@@ -66,7 +66,7 @@ def test_all_devices_of_a_rank_are_paid_for() -> None:
 
 
 def test_only_cases_of_the_same_work_are_compared() -> None:
-    """Not another model, not samples of another length, and nothing alone."""
+    """Cases with another model or another sample length are not compared, and a single case is not called best."""
     other_model = of("other model", 1000.0, tokens_per_s=512_000.0, model="bert")
     other_length = of("other length", 1000.0, tokens_per_s=128_000.0)
     best = {line["case"]: line["best"] for line in lines(ONE, FOUR, other_model, other_length)}
@@ -75,7 +75,7 @@ def test_only_cases_of_the_same_work_are_compared() -> None:
 
 
 def test_cases_without_a_model_are_not_compared() -> None:
-    """A forward pass of one layer is no better choice than forward and backward of another."""
+    """The forward pass of one layer is no alternative to the forward and backward pass of another."""
     passes = [
         record(launch(samples_per_s=rate), of=case(builder="suite:layer_pass", layer=layer, direction=direction))
         for layer, direction, rate in (("bert", "fwd", 900.0), ("t5", "fwd_bwd", 100.0))

@@ -1,4 +1,4 @@
-"""Synthetic data are the same for any split, and there is something to learn in them."""
+"""Synthetic data are the same for any split, and a model can learn from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_tokens_are_in_the_vocabulary_and_have_unequal_frequencies() -> None:
 
 
 def test_batches_of_any_size_have_the_same_frequent_tokens() -> None:
-    """Otherwise a larger batch would train on another language, and no loss of one be a loss of the other."""
+    """Otherwise another batch size would train on another language, and losses could not be compared."""
     few, many = (token_pool(samples=samples, sequence=128, vocabulary=1000).flatten() for samples in (4, 32))
 
     assert few.mode().values == many.mode().values

@@ -1,4 +1,4 @@
-"""Accelerated data parallelism trains like an unsharded process, within its tolerance, and its tables are right."""
+"""Accelerated data parallelism trains like one unsharded process within its tolerance, and its tables are correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_BATCH_NORM: dict[str, Any] = {"model": "timm_vovnet-tiny", "image": 64, "mi
 
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
-    # What compiles changes its process for good: counters, and how autograd runs.
+    # Compiling changes its process permanently: counters, and how autograd runs.
     way = ranks.start if compiles(str(params["strategy"])) else ranks.train
     one = launched(way(folder, BUILDER, mesh=f"dp{dp}", **{"precision": "fp32", **params}))
     assert (one.outcome, one.reason) == ("ok", None)
@@ -47,10 +47,10 @@ REDUCED = {
     "ddp-tuned": (1, 1),
     "bf16-gradients": (1, 1 / 2),
     "fp16-gradients": (1, 1 / 2),
-    "powersgd": (3, 0.107),  # vectors as they are, then two matrices of rank 4 for each matrix
+    "powersgd": (3, 0.107),  # vectors uncompressed, then two matrices of rank 4 for each matrix
     "local-sgd": (1 / 4, 1 / 4),  # all parameters, every fourth step
     "compiled-ddp": (1, 1),
-    "compiled-autograd": (42, 1),  # one a parameter: DDP asks the compiler to fuse them, and here it does not
+    "compiled-autograd": (42, 1),  # one per parameter: the compiler does not fuse them, although DDP asks it to
 }
 """Strategy -> all_reduces of a rank in a step, and their bytes as a share of the gradients' bytes."""
 
@@ -88,7 +88,7 @@ def test_the_reference_gives_batch_norm_the_batch_of_one_rank(strategy: str, tmp
 
 
 def test_another_batch_size_for_batch_norm_changes_the_losses(tmp_path: Path) -> None:
-    """Without this difference the test above could not fail."""
+    """Without this difference, the test above could never fail."""
     for name in ("reference", "ours"):
         (tmp_path / name).mkdir()
     whole = {**WITH_BATCH_NORM, "micro_batch": 2 * WITH_BATCH_NORM["micro_batch"]}

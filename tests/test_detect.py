@@ -1,4 +1,4 @@
-"""Devices are found as CUDA would show them, without CUDA and without torch."""
+"""Devices are found in CUDA's order and selection, without CUDA and without torch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Gpu:
     mib: int = 143771
     capability: tuple[int, int] | None = (9, 0)
     mig: bool | None = False
-    """``None`` where the device knows no MIG."""
+    """``None`` if the device does not support MIG."""
 
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as detection asks for; a device is its own handle."""
+    """The part of ``pynvml`` that detection uses. A device is its own handle."""
 
     gpus: list[Gpu] = field(default_factory=list)
     instances: list[Gpu] = field(default_factory=list)
@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def names_of(value: str | None, gpus: list[Gpu], **environ: str) -> list[str]:
-    """UUIDs that are found under ``CUDA_VISIBLE_DEVICES=value``."""
+    """UUIDs found with ``CUDA_VISIBLE_DEVICES=value``, without their prefix."""
     if value is not None:
         environ["CUDA_VISIBLE_DEVICES"] = value
     nvml = FakeNvml(gpus)
@@ -131,7 +131,7 @@ def test_nvidia_devices_are_found_through_nvml(root: Path) -> None:
         (" 1 , 2 ", ["ab", "c"]),
         ("GPU-c", ["c"]),
         ("GPU-ab,GPU-d", ["ab", "d"]),
-        ("GPU-a", []),  # Two devices begin so.
+        ("GPU-a", []),  # two devices have this prefix
         ("0,-1,1", ["aa"]),
         ("0,9,1", ["aa"]),
         ("", []),

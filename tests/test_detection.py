@@ -1,4 +1,4 @@
-"""The replay of nights through judges: that traces are real, that rules are what they say, and that goals are met."""
+"""The replay of nights: the traces are real, each rule does what its name says, and the goals are met."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_real_night_uses_no_launch_twice() -> None:
     rows = np.concatenate([dealt.before, dealt.now], axis=1)
     assert rows.shape == (50, 10)
     for row in rows.round(6).tolist():
-        # The median of each record is 100, since its launches are fractions of it.
+        # The median of each record is 100, because its launches are scaled to their median.
         others = [value for value in row if value != 100.0]
         assert len(set(others)) >= len(others) - 1, "but for launches that took equally long"
 
@@ -124,7 +124,7 @@ def test_unchanged_suites_hardly_ever_drift() -> None:
     assert sum(map(WATCHERS["ours"], histories.suites(3000, STORED))) <= 3, "of 3,000 half a one is allowed"
 
 
-# The goals, on fewer nights than docs/detection.md, and as far as these many can show
+# The goals, on fewer nights than in docs/detection.md, so with wider limits
 
 
 def test_unchanged_suites_are_hardly_ever_red() -> None:

@@ -1,4 +1,4 @@
-"""Drift over many nights: an exact chance, one machine at a time, and what was accepted is not said again."""
+"""Drift over many nights: an exact test per machine, and an accepted drift is not reported again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
 
 
 def test_a_halved_rate_is_a_drift_of_half() -> None:
-    """As the verdict has it: of the baseline's rate, and not of tonight's."""
+    """As in a verdict, the change is a fraction of the baseline's rate and not of tonight's."""
     history = [
         replace(one, entries={CASE: replace(entry, launches=({"samples_per_s": 100.0 if number < 20 else 50.0},))})
         for number in range(30)
@@ -69,7 +69,7 @@ def run(
     nodes: str = "",
     code: str = "",
 ) -> Run:
-    """The run of one night, with a launch for each step time (ms)."""
+    """The run of one night, with one launch per step time (ms)."""
     entry = Entry(
         id=CASE,
         label="sharding[zero2-dp4]",
@@ -146,7 +146,7 @@ def test_a_drift_that_has_recovered_is_not_reported() -> None:
 
 
 def test_unchanged_series_drift_no_more_often_than_allowed() -> None:
-    """At an error large enough to be counted: 5 % of 400 is 20, and 32 or more have a chance of 1 in 150."""
+    """The error rate is large enough to count: 5 % of 400 is 20, and 32 or more have a probability of 1 in 150."""
     rng = np.random.default_rng(5)
     moods = rng.normal(0, 0.002, (400, 40)) + (rng.random((400, 40)) < 0.3) * 0.05
     tails = rng.standard_t(2, (400, 40)) * 0.005
@@ -190,7 +190,7 @@ def test_nights_on_several_nodes_count_only_for_the_same_nodes() -> None:
 
 
 def test_reports_of_another_machine_accept_nothing_on_this_machine() -> None:
-    """One folder for a fleet, and a baseline for each of its machines."""
+    """A fleet shares one folder, and each machine has its own baseline."""
     other: dict[str, Any] = {"machine": "fedcba98", "baseline": "theirs", "hours": 1}
     history = [
         each for day in range(4) for each in (run(day, 100.0 + day), run(day, 9.0, outcome="regression", **other))
@@ -228,7 +228,7 @@ def test_old_nights_are_left_out() -> None:
     assert len(figures(runs(quiet(NIGHTS_MOST + 5)))) == NIGHTS_MOST
 
 
-# What is said
+# The report
 
 
 def test_a_drift_gives_its_first_night_and_the_differences() -> None:
@@ -280,7 +280,7 @@ def test_baselines_saved_now_and_then_hide_no_drift() -> None:
     ],
 )
 def test_the_floor_of_a_test_applies_to_drift(limits: dict[str, dict[str, float]], said: list[str]) -> None:
-    """As for a verdict: ``--floor`` is of no account there, and the rate is the same time."""
+    """As in a verdict, the test's floor wins over ``--floor``. It applies to the rate too, which is the same time."""
     history = []
     for night in runs(risen(40, 0.03, after=32)):
         entry = night.entries[CASE]

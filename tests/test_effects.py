@@ -1,4 +1,4 @@
-"""What one change made: only between cases that differ in nothing else."""
+"""The effect of a single change, between cases that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(*records: Record) -> list[dict[Hashable, Any]]:
 
 
 def test_a_change_is_shown_between_cases_that_share_everything_else() -> None:
-    """Words follow the one measured first, numbers the next smaller one."""
+    """A word is compared with the word measured first, a number with the next smaller number."""
     assert lines(
         of(100.0),
         of(130.0, batch=16, mib=300),
@@ -41,7 +41,7 @@ def test_a_change_is_shown_between_cases_that_share_everything_else() -> None:
 
 
 def test_a_missing_parameter_is_a_change() -> None:
-    """Whichever was measured first, the case without it is the one to beat; one of ``None`` is without it too."""
+    """A value is compared with the case without the parameter, in any order. ``None`` counts as without."""
     assert [(line["change"], line["samples/s"]) for line in lines(
         of(150.0, graph="inductor"), of(100.0, graph=None), of(120.0, graph="ort-all"),
         of(40.0, batch=8), of(60.0, batch=8, steps=4), of(80.0, batch=8, steps=16),

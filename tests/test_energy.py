@@ -1,4 +1,4 @@
-"""Energy is read around the timed steps, where the device counts it."""
+"""Energy is read before and after the timed steps, if the device counts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as the counter asks for; a device is its own handle."""
+    """The part of ``pynvml`` that the counter uses. A device's UUID is its handle."""
 
     total_mj: dict[str, int] = field(default_factory=dict)
     driver: bool = True
@@ -68,7 +68,7 @@ def test_a_cpu_has_no_counter() -> None:
 def test_energy_covers_only_the_timed_steps(
     devices: int, taken_j: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step takes 3 J; warming up takes some as well. Of two devices behind one rank, one counter tells nothing."""
+    """Each step takes 3 J, also in the warm-up. If a rank has two devices, one device's counter is not enough."""
     runs = 0
 
     def run() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""An environment keeps what must match apart from what may explain a difference, and nothing private."""
+"""An environment separates facts that must match from suspects, and records nothing private."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as an environment asks for: ``count`` devices, joined all alike."""
+    """The part of ``pynvml`` that an environment uses: ``count`` devices, all linked in the same way."""
 
     count: int = 4
     nvlinks: int = 18

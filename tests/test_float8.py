@@ -1,4 +1,4 @@
-"""Which products are done in 8 bits."""
+"""Float8: which products are computed in 8 bits, and how exactly."""
 
 from __future__ import annotations
 

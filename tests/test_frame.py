@@ -1,4 +1,4 @@
-"""Records as a table: one row a launch, every metric under its own name."""
+"""Records as a table: one row per launch, every metric under its own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of graph optimisation: whose gain is over what, and whose memory is known."""
+"""The table of graph optimisation: which eager row a gain is compared with, and whose memory is known."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_bf16_has_no_arithmetic_on_a_cpu(sessions: list[Watched]) -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
+    """A process group of one rank in this process."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -188,7 +188,7 @@ def test_ddp_splits_the_graph_at_bucket_boundaries(alone: None, sessions: list[W
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     work: dict[str, Any] = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
-    # What compiles changes its process for good.
+    # Compiling changes its process permanently.
     way = ranks.start if "graph" in params else ranks.train
     return launched(way(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 

@@ -1,4 +1,4 @@
-"""The table is consistent, and --hw resolves to exactly what is here or says what to type instead."""
+"""The hardware table is consistent. ``--hw`` resolves to the device that is here or says what to type instead."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sentence(request: str, machine: Found) -> str:
     return str(error.value)
 
 
-# The table.
+# The table
 
 
 def test_the_table_is_complete_and_keyed_by_its_rows() -> None:
@@ -62,12 +62,12 @@ def test_a_row_is_consistent(row: Accelerator) -> None:
     peak = row.peak_tflops
     assert row.key.endswith(f"-{row.memory_gb}gb")
     assert row.bandwidth_gb_s is not None and row.power_w is not None and row.link is not None
-    # Half the width doubles the dense rate: one sparse figure, or one with fp16 accumulation, would not fit.
+    # Half the width doubles the dense rate. A sparse figure, or one with fp16 accumulation, breaks this ratio.
     if "tf32" in peak:
         assert peak["fp16"] == pytest.approx(2 * peak["tf32"], rel=0.03)
         assert peak["fp32"] <= peak["tf32"]
-    # Sparse figures throughout would fit each other, but not the vector units: before Blackwell, tensor cores
-    # have at most 16 times their rate.
+    # If all figures were sparse, these ratios would hold, but not the ratio to the vector units: before Blackwell,
+    # tensor cores have at most 16 times the rate of vector units.
     if "fp16" in peak and row.family != "b200":
         assert peak["fp16"] <= 16.1 * peak["fp32"]
     if "fp16" in peak and "bf16" in peak:
@@ -130,7 +130,7 @@ def test_a_price_refuses_nonsense(change: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
-# What is here.
+# Hardware that is here
 
 
 def test_every_name_of_the_h200_resolves_to_it() -> None:
@@ -156,7 +156,7 @@ def test_every_name_of_the_h200_resolves_to_it() -> None:
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-sxm-80gb"),
         ("NVIDIA A100-PCIE-40GB", 40960, "a100-pcie-40gb"),
         ("NVIDIA A100 80GB PCIe", 81920, "a100-pcie-80gb"),
-        ("A100-SXM4-40GB", 40537, "a100-sxm-40gb"),  # As drivers before 465 name it.
+        ("A100-SXM4-40GB", 40537, "a100-sxm-40gb"),  # the name in drivers before 465
     ],
 )
 def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str) -> None:
@@ -264,7 +264,7 @@ def test_a_peak_of_an_unknown_dtype_is_refused() -> None:
         resolve("h200", H200X4).peak_tflops("int8")
 
 
-# What is not here.
+# Hardware that is not here
 
 
 def test_the_error_names_the_family_that_is_here() -> None:
@@ -329,7 +329,7 @@ def test_an_unknown_name_lists_the_closest_first() -> None:
     assert sorted(names) == sorted(families())
 
 
-# Without a device.
+# Without a device
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The history: one file a run, which loses nothing and stops nothing."""
+"""The history: one file per run. No run is lost, and a history that cannot be written stops no run."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_broken_file_is_missing_from_the_table_and_a_warning_names_it(tmp_path
 
 
 def older(tonight: Log) -> Path:
-    """Move a run to where older versions kept it, as they wrote it."""
+    """Rewrite a run as older versions wrote it, and move it to their folder."""
     head, *lines = tonight.path.read_text().splitlines(keepends=True)
     facts = json.loads(head)
     del facts["project"]
@@ -196,7 +196,7 @@ def test_runs_of_older_versions_load_without_a_project(tmp_path: Path) -> None:
 
 
 def test_a_run_says_how_to_claim_the_runs_of_older_versions(tmp_path: Path) -> None:
-    """They may be of any project, so they do not count for this one until a person has typed the command."""
+    """They may belong to any project, so they count for this project only after the user typed the command."""
     before, tonight = log(tmp_path), log(tmp_path, NIGHT.replace(day=3))
     assert tonight.unclaimed() == []
     before.add(FIRST)

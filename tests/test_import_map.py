@@ -1,4 +1,5 @@
-"""The map of a package shows its rooms, its arrows and its levels, and finds circles."""
+"""The import map of a package shows its rooms (folders and top-level modules), arrows (imports) and levels, and
+finds circular imports."""
 
 from __future__ import annotations
 

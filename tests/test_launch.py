@@ -1,4 +1,4 @@
-"""Real ranks, real failures: every way out of a launch is told for what it was and leaves no process behind."""
+"""Real ranks and real failures: every end of a launch is reported correctly and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def job(
 
 
 def run(folder: Path, **how: Any) -> LaunchResult:
-    """The launch of such a :func:`job`."""
+    """Launch a :func:`job`."""
     with TURN:
         return launch(job(folder, **how))
 
 
 def alive(folder: Path) -> list[int]:
-    """Rank processes of a launch that still exist (a zombie is gone but for its entry in the table)."""
+    """The rank processes of a launch that still run. Zombies have ended and do not count."""
     pids = [int(path.read_text()) for path in folder.glob("**/pid-*")]
     states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
     return [pid for pid, stat in states.items() if stat.exists() and stat.read_text().rsplit(")")[-1].split()[0] != "Z"]
@@ -151,7 +151,7 @@ def test_an_out_of_memory_kill_of_a_helper_process_is_reported(tmp_path: Path, m
 def test_a_rank_that_exits_early_with_code_0_ends_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """For the agent it has not failed, only not returned yet."""
+    """The elastic agent does not see a failure here: it only waits for the result."""
     monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     before = signal.getsignal(signal.SIGTERM)
     ended = run(tmp_path, ranks=ranks, fault="exit 0")
@@ -161,7 +161,7 @@ def test_a_rank_that_exits_early_with_code_0_ends_its_launch(
 
 
 def test_an_error_that_reads_like_a_lost_peer_is_blamed_on_its_own_rank(tmp_path: Path) -> None:
-    """A download that is refused on one rank, say, while the others wait for it."""
+    """For example, a server refuses a download on one rank while the other ranks wait."""
     ended = run(tmp_path, fault="refused")
     assert ended.reason == "rank 1 failed while building the step: ConnectionRefusedError: Connection refused"
     assert "steps.py" in ended.detail
@@ -178,8 +178,8 @@ def test_child_processes_end_with_their_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["thread", "process"])
 def test_a_thread_or_process_left_by_a_step_does_not_keep_its_rank_alive(tmp_path: Path, fault: str) -> None:
-    """The interpreter would wait for both until the launch's limit, and 10 s longer."""
-    with TURN:  # before the clock starts: another worker's launch may take minutes
+    """Without help, the interpreter would wait for the thread or process until the launch's limit."""
+    with TURN:  # before the clock starts, because another worker's launch may take minutes
         began = time.monotonic()
         ended = run(tmp_path, fault=fault, limit_s=300)
     assert (ended.outcome, len(ended.traces), alive(tmp_path)) == ("ok", 2, [])
@@ -190,7 +190,7 @@ def test_a_thread_or_process_left_by_a_step_does_not_keep_its_rank_alive(tmp_pat
 def test_a_failing_teardown_of_the_process_group_spoils_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """NCCL's may hang, where a step recorded a CUDA graph with a collective in it; it may keep the interpreter, too."""
+    """NCCL's teardown may hang if a step captured a collective in a CUDA graph, and may block the process's exit."""
     monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     with TURN:
         began = time.monotonic()
@@ -221,7 +221,7 @@ def test_the_outcome_of_an_error_follows_from_its_text(error: Exception, kind: s
 
 
 def test_out_of_memory_during_a_cuda_graph_capture_is_oom() -> None:
-    """Its end fails then too, and that error is what comes out."""
+    """The end of the capture fails too, and its error hides the first error."""
     try:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -246,15 +246,15 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
     assert not alive(tmp_path)
 
 
-def test_a_hang_is_the_cause_although_a_peer_failed_first(tmp_path: Path) -> None:
-    """Where it begins in the second half of the limit: the peers wait for less than a collective may take by then."""
+def test_a_hang_is_the_cause_although_it_cut_off_a_peer(tmp_path: Path) -> None:
+    """If a hang starts in the second half of the limit, its rank is ended before a peer's collective times out."""
     ended = run(tmp_path, fault="hang late", limit_s=12)
     assert (ended.outcome, ended.reason) == ("timeout", "rank 1 did not finish within 12 s: it was building the step")
     assert "in _hang_late" in ended.detail
 
 
 def test_an_nccl_timeout_is_a_timeout_and_tells_of_the_other_ranks(tmp_path: Path) -> None:
-    """Torch aborts the rank that waited, and the line that says so is followed by many of C++."""
+    """Torch aborts the rank that waited. Its log has many C++ lines after the line with the reason."""
     ended = run(tmp_path, fault="nccl timeout")
     waited = "rank 1 waited 60 s for others in ALLREDUCE while building the step; rank 0 was "
     assert ended.outcome == "timeout" and str(ended.reason).startswith(waited)
@@ -268,7 +268,7 @@ def test_the_launch_limit_ends_hanging_ranks_and_shows_their_stacks(tmp_path: Pa
 
 
 def test_the_launch_limit_applies_to_each_step_of_a_reference(tmp_path: Path) -> None:
-    """Six steps of 1.5 s end within a limit of 6 s each, and one of 12 s does not."""
+    """Six steps of 1.5 s pass a limit of 6 s per step. A step of 12 s does not."""
     ended = run(tmp_path / "a", ranks=1, replicas=2, slow_ms=1500.0, reference=(6, 6.0))
     assert (ended.outcome, [len(trace.losses) for trace in ended.traces]) == ("ok", [6])
     hung = run(tmp_path / "b", ranks=1, replicas=2, slow_ms=12_000.0, reference=(6, 6.0))
@@ -320,7 +320,7 @@ def test_torchrun_runs_a_case_from_its_job_file(tmp_path: Path) -> None:
 
 
 def test_a_rank_under_torchrun_ends_although_its_teardown_hangs(tmp_path: Path) -> None:
-    """Nobody watches it there, and its interpreter does nothing any more."""
+    """Under torchrun no watchdog ends the rank, and its interpreter is blocked."""
     path = job(tmp_path, fault="stuck teardown", limit_s=300)
     path.folder.mkdir()
     with TURN:
@@ -365,7 +365,7 @@ def test_a_collective_limit_above_the_launch_limit_is_refused(tmp_path: Path) ->
 
 
 def test_a_hanging_preload_ends_one_launch_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, whose fork server is its own. The launch after that goes well."""
+    """The test uses a process with its own fork server. The launch after the failed one succeeds."""
     (tmp_path / "hangs_on_import.py").write_text("import time; time.sleep(1000)")
     script = tmp_path / "parent.py"
     script.write_text(

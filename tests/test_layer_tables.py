@@ -1,4 +1,4 @@
-"""The tables of layers: the best of a grid, beside what it could have been."""
+"""The tables of layers: the best shape of a grid, compared with the peak, a product and published figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BERT = {
 
 
 def measured(builder: str, *tflops: float, hardware: str = H200, step_ms: float = 1.0, **params: Any) -> Record:
-    """One launch for each figure; a step moves 4.2 GB, if anything."""
+    """A record with one launch per figure. A step of a vector product moves 4.2 GB."""
     launches = [
         Launch(
             step_ms=[step_ms],
@@ -51,7 +51,7 @@ def layer(*tflops: float, hardware: str = H200, **params: Any) -> Record:
 
 def test_the_headline_is_the_best_shape_of_the_grid() -> None:
     records = [
-        layer(428, 432, 900, batch=64),  # a median, so that one lucky launch is no headline
+        layer(428, 432, 900, batch=64),  # the median counts, so one lucky launch is no headline
         layer(440, 444, 445, batch=128),
         layer(350, 350, 350, batch=16, sequence=128),
         measured("matrix_product", 769, precision="bf16", size=4096),

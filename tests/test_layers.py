@@ -1,4 +1,4 @@
-"""A layer does the work that its formula counts, and the same work in every mode."""
+"""A layer does the work that its formula counts, and does the same work in every mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def layer_step(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def written(step: Step) -> list[torch.Tensor]:
-    """What one run of the step writes."""
+    """The tensors that one run of the step writes."""
     step.run()
     return [tensor.detach().clone() for tensor in step.parameters()]
 
@@ -206,7 +206,7 @@ def test_an_overflow_raises(one_device: DeviceMesh) -> None:
 
 
 def test_a_layer_is_measured_without_a_check_that_it_learns(tmp_path: Path) -> None:
-    """In a process of its own, as in a benchmark run."""
+    """The test uses fresh processes, as a benchmark run does."""
     ended = start(
         tmp_path / "job",
         "bench_tests.steps.layer:layer_pass",

@@ -1,4 +1,4 @@
-"""The timed loop: how many steps, what it hands back, and that nothing in it waits for the device."""
+"""The timed loop: how many steps it times, what it returns, and that nothing in it waits for the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_trainbench.schema.step import Step
 CPU = torch.device("cpu")
 QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)
 BEFORE = QUICK.warmup + 1
-"""Steps before the timed ones: those of the warm-up, and one whose collectives are counted."""
+"""Steps before the timed steps: the warm-up, and one step whose collectives are counted."""
 
 
 # The plan
@@ -71,7 +71,7 @@ def training(counts_flops: bool = True) -> Step:
 
 
 def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tuple[Trace, list[str]]:
-    """Where the slowest rank says 50 ms, ten steps fill the window of :data:`QUICK`."""
+    """Run a step. The default slowest rank takes 50 ms, so ten steps fill the window of :data:`QUICK`."""
     phases: list[str] = []
     return measure.run(step, QUICK, CPU, trace=trace(), slowest=slowest, phase=phases.append), phases
 
@@ -106,7 +106,7 @@ def test_a_captured_step_is_counted_before_its_capture_and_timed_after_it(
 
     def step() -> None:
         if len(calls) < eager_steps + 1:
-            dist.all_reduce(torch.zeros(1))  # what a replay does goes through no process group
+            dist.all_reduce(torch.zeros(1))  # a replay of the capture bypasses the process group
         calls.append(len(calls))
 
     seen = Step(run=step, samples=1, parameters=tuple, trains=False, eager_steps=eager_steps)
@@ -144,7 +144,7 @@ def test_all_ranks_time_the_step_count_of_the_slowest_rank() -> None:
 
 @pytest.mark.parametrize("warmup", [4, 5, 8])
 def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only steps move on: the FLOP-counted one and early ones are slow, and one of the last three is."""
+    """Only steps advance the clock. The FLOP-counted step and early steps are slow, and so is one of the last three."""
     log: list[str] = []
     took_s = iter([*[1.0] * (warmup - 3), 0.03, 0.05, 0.01, *[0.02] * 99])
     now_s = [0.0]
@@ -172,7 +172,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
 
 
 class Loss(torch.Tensor):
-    """Says when it is read, which on a device would mean waiting for it."""
+    """A loss that logs when it is read. On a device, reading means waiting."""
 
     seen: list[str]
 
@@ -244,7 +244,7 @@ def test_a_loss_that_is_no_tensor_is_refused_after_the_first_step(returned: Any,
 
 
 def written_over(log: list[str], buffers: int, own: int = 0) -> Step:
-    """``own`` losses of their own, as of eager steps; then those of all others, in turn, in so many places."""
+    """A step whose first ``own`` losses have their own memory, like eager steps. Later losses share ``buffers``."""
     places = torch.ones(buffers)
 
     def run() -> torch.Tensor:
@@ -279,7 +279,7 @@ def test_the_reference_reads_each_loss_after_its_step() -> None:
 
 
 class Clock:
-    """Moves on by what the test says and logs who looks at it."""
+    """A clock that returns the test's times and logs each access."""
 
     def __init__(self, log: list[str], *times_ms: float) -> None:
         self.log, self.times_ms = log, iter(times_ms)
@@ -310,7 +310,7 @@ def test_the_host_clock_counts_milliseconds() -> None:
 
 
 def peaks_of(*sizes: int) -> list[int]:
-    """Peak memory with so many bytes held, each after a reset, in a process that has held nothing before."""
+    """Peak memory of a fresh process while it holds each size in bytes. The peak is reset before each size."""
     program = """
 import sys
 import torch
@@ -382,7 +382,7 @@ def test_training_changes_the_digest() -> None:
 
 
 class Sharded(torch.Tensor):
-    """Holds another local part, as a DTensor does."""
+    """A tensor with a different local part, like a DTensor."""
 
     def detach(self) -> Any:
         return self

@@ -1,4 +1,4 @@
-"""A mesh shape is plain data: validated, named, and laid out with the innermost axis on near ranks."""
+"""A mesh shape is validated, has a name, and puts neighbouring ranks on the innermost axis."""
 
 from __future__ import annotations
 

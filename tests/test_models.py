@@ -1,4 +1,4 @@
-"""The models are those of the published figures, and their FLOP formulas are right."""
+"""The models are the published models, and their FLOP formulas are correct."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_models_parameter_count_is_the_count_of_its_row(name: str) -> None:
         # Of facebook/bart-base and google-bert/bert-base-uncased with its masked-language head, tied weights once.
         ("hf_Bart", 139_420_416),
         ("hf_Bert", 109_514_298),
-        # Published as about 46.5 M; exactly what the dimensions of its paper's implementation give.
+        # Published as about 46.5 M. The exact count follows from the dimensions in the paper's implementation.
         ("speech_transformer", 46_471_168),
         ("tts_angular", 9_381_888),
     ],
@@ -161,7 +161,8 @@ def test_the_flop_formula_matches_torchs_counter(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(*(torch.empty_like(pool[0], device="meta") for pool in model.draw(samples))).backward()
 
-    # An LSTM is taken apart there. Its first hidden state needs no gradient, which a real kernel computes all the same.
+    # The meta device splits an LSTM into products. Its first hidden state needs no gradient there, but a real kernel
+    # computes that gradient.
     agreement = 0.006 if name.startswith("tts_angular") else 0
     assert counter.get_total_flops() == pytest.approx(model.flops(samples=samples, passes=1), rel=agreement)
 
@@ -292,7 +293,7 @@ def test_the_loss_of_a_model_falls_steadily(name: str) -> None:
     row, device = find_model(name), torch.device("cpu")
     model = row.build(device, **sample)
     recipe = Recipe(precision="bf16", learning_rate=row.learning_rate, warmup_steps=row.warmup_steps, device=device)
-    trainee = reference(model, None, recipe, micro_batches=2)  # type: ignore[arg-type]  # it has no use for a mesh
+    trainee = reference(model, None, recipe, micro_batches=2)  # type: ignore[arg-type]  # the reference uses no mesh
     batches = cycle(zip(*model.draw(2 * samples), strict=True))
 
     _, last = LOSS_STEPS
