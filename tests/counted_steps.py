@@ -15,7 +15,7 @@ from pytest_trainbench import Step
 
 
 def every_kind(mesh: DeviceMesh) -> Step:
-    """Each step, on each of two ranks: every kind of collective that gloo has, from Python, C++ and another thread."""
+    """A step on two ranks with every kind of collective that gloo has, from Python, C++ and another thread."""
     rank, whole, world = dist.get_rank(), torch.ones(12), dist.group.WORLD
     assert world is not None
     model = DistributedDataParallel(torch.nn.Linear(3, 1))  # three weights and a bias: 16 bytes
@@ -29,7 +29,7 @@ def every_kind(mesh: DeviceMesh) -> Step:
 
     def work() -> None:
         dist.all_reduce(whole)
-        dist.all_reduce(whole[:6])  # of a view only what it shows
+        dist.all_reduce(whole[:6])  # a view counts with its own bytes only
         dist.all_gather([torch.empty(12), torch.empty(12)], whole)
         dist.all_gather_into_tensor(torch.empty(24), whole)
         dist.reduce_scatter(torch.empty(12), [whole, whole])
@@ -49,7 +49,7 @@ def every_kind(mesh: DeviceMesh) -> Step:
 
 
 def every_third(mesh: DeviceMesh) -> Step:
-    """An all_reduce of 12 bytes in each third step."""
+    """An all_reduce of 12 bytes in every third step."""
     done, value = count(), torch.ones(3)
 
     def work() -> None:
@@ -60,7 +60,7 @@ def every_third(mesh: DeviceMesh) -> Step:
 
 
 def compiled(mesh: DeviceMesh) -> Step:
-    """One graph break, so two graphs, both compiled again for another shape, where the break is met again."""
+    """One graph break, so two graphs. A second shape compiles both graphs again and meets the break again."""
 
     def broken(value: torch.Tensor) -> torch.Tensor:
         value = value + 1
@@ -77,7 +77,7 @@ def compiled(mesh: DeviceMesh) -> Step:
 
 
 def _step(work: Callable[[], None], *, period: int = 1) -> Step:
-    """A part of a step: it trains nothing, and writes a tensor."""
+    """A step that trains nothing and writes one tensor."""
     written = torch.zeros(1)
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""Ranks that do one job after another in one process group. A test that needs a process of its own starts a launch.
+"""Ranks that run one job after another in one process group. A test that needs fresh processes starts a launch.
 
 Each job has a model, an optimizer and a trace of its own, as in a launch. Jobs with the same mesh share its
-``DeviceMesh``: torch's DTensor keeps what it has found out about a mesh, groups included, for all equal ones. All other
+``DeviceMesh``: torch's DTensor caches facts about a mesh, including its groups, for all equal meshes. All other
 process groups end with their job. Each gloo group has a thread that wakes up a hundred times a second, and with the
 groups of a hundred jobs the idle ranks kept both cores of a machine busy.
 """
@@ -31,15 +31,14 @@ from pytest_trainbench.rank import worker
 from pytest_trainbench.schema.job import Job
 
 DESTROY = dist.destroy_process_group
-"""torch's own, which the jobs of a crew do not call."""
+"""torch's function. Jobs of a crew get a mock in its place."""
 
 GRACE_S = 3.0
-"""How long the others may take to write why they failed, after one rank has: a rank that lost a peer waits for 1 s."""
+"""How long the other ranks may take to write their errors after one failed. A rank that lost a peer waits for 1 s."""
 
 
 class Crew:
-    """``size`` ranks, from the fork server of this process. They end with the first job that fails, or with this
-    process."""
+    """``size`` ranks from the fork server of this process. They end when a job fails, or when this process ends."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -57,7 +56,7 @@ class Crew:
         return any(process.exitcode is not None for process, _ in self._ranks)
 
     def run(self, job: Job) -> LaunchResult:
-        """As :func:`pytest_trainbench.launch.launcher.launch`, without its watch over ranks that hang in C."""
+        """Like :func:`pytest_trainbench.launch.launcher.launch`, but ranks that hang in C are not watched."""
         job.folder.mkdir(parents=True, exist_ok=True)
         path = str(job.write())
         for _, jobs in self._ranks:
@@ -90,7 +89,7 @@ class Crew:
 
 
 def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
-    """One rank: takes the path of a job, and answers when its trace is there."""
+    """One rank: receives the path of a job, runs the job, and answers when its trace is written."""
     os.environ.update(
         RANK=f"{rank}",
         LOCAL_RANK=f"{rank}",
@@ -103,8 +102,8 @@ def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
     )
     worker._die_with_parent()
     seed = torch.initial_seed()
-    # The half a million objects that the fork server imported stay out of the collector's sight for good: the timed
-    # loop would bring them back each time.
+    # The garbage collector ignores the half a million objects that the fork server imported, for good. The timed loop
+    # would unfreeze them after each job.
     gc.freeze()
     meshes: list[DeviceMesh] = []
 
@@ -127,11 +126,11 @@ def serve(rank: int, size: int, port: int, jobs: Connection) -> None:
             try:
                 path = jobs.recv()
             except EOFError:
-                os._exit(0)  # destructors of process groups wait for peers
+                os._exit(0)  # skips the destructors of process groups, which wait for peers
             torch.manual_seed(seed)
             _log_to(Path(path).parent / "logs" / f"{rank}" / "stderr.log")
             worker.main(path)
-            faulthandler.cancel_dump_traceback_later()  # by which a rank that is done must have ended
+            faulthandler.cancel_dump_traceback_later()  # the job set it for a rank that does not end; this rank stays
             forget()
             end_groups(kept=[group for mesh in meshes for group in mesh.get_all_groups()])
             jobs.send("done")
@@ -150,13 +149,13 @@ def _log_to(path: Path) -> None:
 
 
 def run_program(program: str, to: Path) -> None:
-    """With all that it prints in one file."""
+    """Run a Python program. All its output goes to the file ``to``."""
     _log_to(to)
     exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 
 
 def forget() -> None:
-    """What libraries keep of a run, which the next job would find."""
+    """Reset the global state of libraries, which the next job would otherwise find."""
     if groups := sys.modules.get("deepspeed.utils.groups"):
         groups._release_process_group_references(group=None)
     if groups := sys.modules.get("megatron.core.parallel_state"):
@@ -170,7 +169,7 @@ def forget() -> None:
 
 
 def end_groups(kept: Iterable[dist.ProcessGroup]) -> None:
-    """All process groups but that of all ranks and ``kept``."""
+    """End all process groups except the group of all ranks and those in ``kept``."""
     whole = dist.group.WORLD
     assert whole is not None
     names = {group.group_name for group in (whole, *kept)}

@@ -1,4 +1,4 @@
-"""A plain training loop around any module, for what runs in place of one."""
+"""A plain training loop for any module. Tests compare a graph that replaces a module with the module itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench_tests.models.trainable import Trainable
 
 
 def losses(model: nn.Module, batches: Tensor, precision: torch.dtype = torch.float32) -> list[float]:
-    """Of one AdamW step on each batch."""
+    """The losses of one AdamW step per batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=MODELS["bert-tiny"].learning_rate)
     seen = []
     for batch in batches:

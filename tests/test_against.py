@@ -1,4 +1,4 @@
-"""What ``--against`` names, and that a checkout of another commit is what its side really runs."""
+"""``--against``: what its value may name, and how a side proves that it runs the checkout of its commit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def script(path: Path, body: str) -> Path:
     return path
 
 
-def test_what_a_hook_is_told_is_not_passed_on_and_what_a_machine_asks_of_git_is(
+def test_git_ignores_variables_of_hooks_and_keeps_the_machines_settings(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as that a checkout of another user is safe, or that large files stay where they are."""
+    """The machine's git settings may say that another user's checkout is safe, or that large files are not fetched."""
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
     settings = tmp_path / "gitconfig"
     settings.write_text("[alias]\n\tmine = rev-parse main\n")
@@ -36,7 +36,7 @@ def test_what_a_hook_is_told_is_not_passed_on_and_what_a_machine_asks_of_git_is(
     assert plain_git(repository, "mine") == plain_git(repository, "rev-parse", "main")
 
 
-def test_a_name_of_a_commit_is_that_commit_of_the_repository_around(repository: Path) -> None:
+def test_a_commit_name_is_looked_up_in_the_enclosing_repository(repository: Path) -> None:
     commit = git(repository, "rev-parse", "HEAD~1")
     for name in ("main~1", commit, commit[:8]):
         assert find(name, repository / "part") == Other(
@@ -44,12 +44,12 @@ def test_a_name_of_a_commit_is_that_commit_of_the_repository_around(repository: 
         )
 
 
-def test_an_executable_is_an_interpreter_and_keeps_its_path(tmp_path: Path) -> None:
-    """The interpreter of a virtual environment is a link, and would be another one behind it."""
+def test_an_executable_is_an_interpreter_and_its_link_is_not_resolved(tmp_path: Path) -> None:
+    """The interpreter of a virtual environment is a link. Its target is another environment's interpreter."""
     assert find(sys.executable, tmp_path) == Other(name=sys.executable, python=sys.executable)
 
 
-def test_an_interpreter_may_greet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_may_print_a_greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('hello')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     assert find(sys.executable, tmp_path).python == sys.executable
@@ -78,7 +78,7 @@ def test_an_executable_that_cannot_train_is_refused(body: str, sentence: str, tm
     assert str(error.value).replace(str(path), "PATH") == sentence
 
 
-def test_what_is_neither_is_refused_with_what_was_tried(repository: Path, tmp_path: Path) -> None:
+def test_a_name_of_neither_interpreter_nor_commit_is_refused_with_reasons(repository: Path, tmp_path: Path) -> None:
     tried = "it is not a Python interpreter (no executable file has this path)"
     shallow = "(in a shallow clone, git fetch gets more commits)"
     for name in ("nonsense", "part/mine.py", "-x"):
@@ -93,8 +93,8 @@ def test_what_is_neither_is_refused_with_what_was_tried(repository: Path, tmp_pa
     )
 
 
-def test_a_repository_that_git_refuses_is_not_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is not the owner: what mends it stands after what is wrong."""
+def test_a_repository_that_git_refuses_shows_gits_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example in a container whose user does not own the repository. The first line of git's error is shown."""
     refuses = "echo \"fatal: detected dubious ownership in repository at '/x'\" >&2; echo mend >&2; exit 128"
     script(tmp_path / "git", refuses)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -108,7 +108,7 @@ def checkout(repository: Path, at: Path) -> Checkout:
     return found
 
 
-def test_a_checkout_is_of_its_commit_and_nothing_is_left_of_it(repository: Path, tmp_path: Path) -> None:
+def test_a_checkout_has_its_commits_files_and_is_removed_completely(repository: Path, tmp_path: Path) -> None:
     made = checkout(repository, tmp_path / "at")
     for broken in ("", ".git"):
         made.add()
@@ -130,7 +130,7 @@ def test_a_checkout_that_cannot_be_made_says_why(repository: Path, tmp_path: Pat
         checkout(repository, tmp_path / "at").add()
 
 
-def test_folders_of_the_working_tree_become_those_of_the_checkout(
+def test_import_path_maps_the_working_tree_to_the_checkout(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(repository)
@@ -144,7 +144,7 @@ def test_folders_of_the_working_tree_become_those_of_the_checkout(
     assert import_path(path, made)[1] == path[2], "an environment in a folder of the repository is none of its files"
 
 
-def test_a_process_that_ran_the_checkout_passes(repository: Path, tmp_path: Path) -> None:
+def test_a_process_that_imported_the_checkout_passes(repository: Path, tmp_path: Path) -> None:
     made = checkout(repository, tmp_path / "at")
     made.add()
     files = {
@@ -166,7 +166,7 @@ def test_a_process_that_ran_the_checkout_passes(repository: Path, tmp_path: Path
     ],
     ids=["from the working tree", "installed as well", "nothing of it"],
 )
-def test_a_commit_is_never_compared_with_itself_unseen(
+def test_a_process_that_did_not_import_the_checkout_is_refused(
     name: str, file: str, words: str, repository: Path, tmp_path: Path
 ) -> None:
     made = checkout(repository, tmp_path / "at")

@@ -1,4 +1,4 @@
-"""Imports go one way, pytest stays at the edge, and heavy libraries are imported where they are used."""
+"""Imports go one way, only edge modules import pytest, and heavy libraries are imported inside functions."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ LADDER: dict[str, tuple[str, ...]] = {
         "plugin",
     ),
 }
-"""Every folder and, in each, every module, from the lowest to the highest: a module imports only what stands before it,
-in its own folder or in one of those that :data:`IMPORTS` names. The last folder is the package itself."""
+"""Every folder with its modules, from the lowest to the highest. A module imports only modules before it in its own
+folder, and modules of the folders in :data:`IMPORTS`. The last folder is the package itself."""
 
 IMPORTS: dict[str, set[str]] = {
     "schema": set(),
@@ -94,7 +94,7 @@ IMPORTS: dict[str, set[str]] = {
 KNOWS_PYTEST = {"plugin", "session", "listing", "pytest_benchmark_bridge"}
 
 HEAVY = {"torch", "pandas", "scipy"}
-"""Imported inside functions only, so that collecting tests costs nothing and needs no device."""
+"""Imported only inside functions, so that collecting tests is fast and needs no device."""
 
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -103,7 +103,7 @@ FILES = {
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Full names of what one statement imports; ``from a import b`` may mean the module ``a.b``."""
+    """Full names that one statement imports. ``from a import b`` may mean the module ``a.b``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -116,7 +116,7 @@ def everywhere(source: str) -> set[str]:
 
 
 def on_import(source: str) -> set[str]:
-    """What importing a module imports: not what stands in a function or under ``TYPE_CHECKING``."""
+    """Names that are imported when the module is imported: none in functions or under ``TYPE_CHECKING``."""
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
@@ -130,7 +130,7 @@ def on_import(source: str) -> set[str]:
 
 
 def ours(names: set[str]) -> set[str]:
-    """Modules of this package among ``names``."""
+    """The modules of this package among ``names``."""
     modules = set()
     for name in names:
         if name.split(".")[0] == "pytest_trainbench":
@@ -146,12 +146,12 @@ def roots(names: set[str]) -> set[str]:
 
 
 def place(module: str) -> tuple[str, str]:
-    """The folder of a module, empty for the package itself, and its name there. A folder is its own ``__init__``."""
+    """A module's folder (empty for the package itself) and its name there. A folder itself is named ``__init__``."""
     folder, _, name = module.rpartition(".")
     return (module, "__init__") if not folder and name in LADDER else (folder, name)
 
 
-def test_every_module_has_its_place_and_every_place_its_module() -> None:
+def test_the_ladder_lists_every_module_exactly_once() -> None:
     folders = [folder for folder in LADDER if folder]
     assert set(FILES) == {
         *folders,
@@ -160,14 +160,14 @@ def test_every_module_has_its_place_and_every_place_its_module() -> None:
     assert all(len(set(inside)) == len(inside) for inside in LADDER.values())
 
 
-def test_a_folder_imports_lower_folders_only() -> None:
+def test_a_folder_imports_only_lower_folders() -> None:
     assert list(IMPORTS) == list(LADDER)
     for number, (folder, lower) in enumerate(IMPORTS.items()):
         assert lower <= set(list(LADDER)[:number]), folder
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
+def test_a_module_imports_only_modules_below_it(module: str) -> None:
     at, name = place(module)
     below = LADDER[at][: LADDER[at].index(name)] if name in LADDER[at] else ()
     for other in ours(everywhere(FILES[module].read_text())):
@@ -175,7 +175,7 @@ def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
         assert its_name in below if there == at else there in IMPORTS[at], f"{module} imports {other}"
 
 
-def test_each_folder_imports_all_that_it_is_said_to() -> None:
+def test_each_folder_imports_every_folder_listed_for_it() -> None:
     found: dict[str, set[str]] = {folder: set() for folder in LADDER}
     for module, path in FILES.items():
         at, _ = place(module)
@@ -184,8 +184,8 @@ def test_each_folder_imports_all_that_it_is_said_to() -> None:
 
 
 @pytest.mark.parametrize("folder", [folder for folder in LADDER if folder])
-def test_a_folder_says_what_lives_there_and_what_it_imports(folder: str) -> None:
-    """And nothing else: whoever imports from a folder names the module."""
+def test_a_folders_docstring_names_its_imports(folder: str) -> None:
+    """The file holds nothing else: imports from a folder name the module."""
     (statement,) = ast.parse(FILES[folder].read_text()).body
     assert isinstance(statement, ast.Expr)
     said = " ".join(ast.literal_eval(statement.value).split())
@@ -197,19 +197,19 @@ def test_a_folder_says_what_lives_there_and_what_it_imports(folder: str) -> None
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_only_the_edge_knows_pytest(module: str) -> None:
+def test_only_edge_modules_import_pytest(module: str) -> None:
     known = roots(everywhere(FILES[module].read_text()))
     assert ("pytest" in known) == (module in KNOWS_PYTEST)
     assert "_pytest" not in known
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_no_module_imports_a_heavy_library_when_it_is_imported(module: str) -> None:
+def test_importing_a_module_imports_no_heavy_library(module: str) -> None:
     assert roots(on_import(FILES[module].read_text())) & HEAVY == set()
 
 
-def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported() -> None:
-    """``--against`` asks of it for torch alone, which is imported where it is used."""
+def test_modules_for_another_environment_import_only_the_standard_library() -> None:
+    """``--against`` requires only torch in the other environment, and torch is imported inside functions."""
     reached: set[str] = set()
     pending = {"__init__", "launch.side_process", "launch.preload"}
     while pending:
@@ -221,8 +221,8 @@ def test_what_runs_in_another_environment_needs_no_library_there_to_be_imported(
 
 
 @pytest.mark.parametrize("module", [module for module in FILES if module.startswith("judge.")])
-def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None:
-    """What is particular to a metric is data of its row."""
+def test_judge_modules_name_no_metric(module: str) -> None:
+    """Anything particular to a metric is data in its row."""
     constants = {
         node.value for node in ast.walk(ast.parse(FILES[module].read_text())) if isinstance(node, ast.Constant)
     }
@@ -230,8 +230,8 @@ def test_no_metric_is_called_by_its_name_where_it_is_judged(module: str) -> None
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_private_parts_of_others_are_behind_shims(module: str) -> None:
-    """Of torch, of pytest and of the standard library: tests/test_private.py says what each is for."""
+def test_private_parts_of_libraries_are_used_only_in_shims(module: str) -> None:
+    """Applies to torch, pytest and the standard library. tests/test_private.py gives each private part's purpose."""
     if module.rpartition(".")[2] == "private":
         return
     tree = ast.parse(FILES[module].read_text())
@@ -246,11 +246,11 @@ def test_private_parts_of_others_are_behind_shims(module: str) -> None:
             assert name.startswith("pytest_trainbench") or not hidden, name
 
 
-def test_no_file_is_a_drawer_for_everything() -> None:
+def test_no_module_is_named_utils_or_helpers() -> None:
     assert [name for name in FILES if name.rpartition(".")[2] in ("utils", "util", "helpers", "common")] == []
 
 
-def test_this_file_sees_imports_wherever_they_stand() -> None:
+def test_imports_are_found_in_every_scope() -> None:
     source = """
 import torch.nn as nn
 from pytest_trainbench import load

@@ -1,4 +1,4 @@
-"""Baselines: what ran is replaced, whole; everything else stays; nothing that failed gets in."""
+"""Baselines: a save replaces whole files of measured cases, keeps all others, and refuses failed records."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def save(folder: Path, *records: Record) -> list[Saved]:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Every file below, hidden ones too, with its text."""
+    """Path -> text of every file in the folder, including hidden files."""
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_was_saved_is_loaded_under_its_hardware_and_case(tmp_path: Path) -> None:
+def test_a_saved_baseline_is_loaded_by_hardware_and_case(tmp_path: Path) -> None:
     sample = record(of=FIRST)
     path = tmp_path / HW / f"{FIRST.slug}.json"
     assert save(tmp_path, sample) == [Saved(path=path, record=sample, replaced=None)]
@@ -35,7 +35,7 @@ def test_what_was_saved_is_loaded_under_its_hardware_and_case(tmp_path: Path) ->
     assert load(tmp_path, "a100-sxm-80gb", FIRST) is None
 
 
-def test_merging_replaces_what_ran_and_leaves_the_rest_byte_for_byte(tmp_path: Path) -> None:
+def test_merging_replaces_measured_cases_and_leaves_other_files_unchanged(tmp_path: Path) -> None:
     old, kept, new = record(of=FIRST), record(of=SECOND), record(launch(90.0), of=FIRST)
     save(tmp_path, old, kept)
     before = files(tmp_path)
@@ -45,9 +45,7 @@ def test_merging_replaces_what_ran_and_leaves_the_rest_byte_for_byte(tmp_path: P
     assert after == {**before, f"{HW}/{FIRST.slug}.json": dump(new.to_json())}
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_save_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, record(of=FIRST))
     before = files(tmp_path)
 
@@ -61,15 +59,15 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("outcome", ["invalid", "timeout", "crash"])
-def test_a_run_that_failed_is_refused_before_anything_is_written(outcome: str, tmp_path: Path) -> None:
+def test_a_failed_record_is_refused_before_anything_is_written(outcome: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         save(tmp_path, record(of=FIRST), record(launch(), failed(outcome, "because"), of=SECOND))
     assert str(error.value) == f"sharding[zero2-dp2] cannot become a baseline: it ended '{outcome}': because"
     assert files(tmp_path) == {}
 
 
-def test_memory_that_ran_out_by_chance_is_no_baseline(tmp_path: Path) -> None:
-    """Against it every later run would pass: as out of memory too, or as better because it fits."""
+def test_an_out_of_memory_in_some_launches_only_is_no_baseline(tmp_path: Path) -> None:
+    """Every later run would pass against such a baseline: because it is out of memory too, or because it fits."""
     save(tmp_path, record(launch(100.0), of=FIRST))
     before = files(tmp_path)
     out = failed("oom", "because")
@@ -87,24 +85,24 @@ def test_memory_that_ran_out_by_chance_is_no_baseline(tmp_path: Path) -> None:
     assert files(tmp_path) != before
 
 
-def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_value_that_json_cannot_hold_is_refused_before_writing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         save(tmp_path, record(of=FIRST), record(of=SECOND, environment={"power_cap_w": float("nan")}))
     assert files(tmp_path) == {}
 
 
-def test_out_of_memory_is_a_result_and_kept(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_result_and_is_stored(tmp_path: Path) -> None:
     sample = record(failed("oom"), of=FIRST)
     save(tmp_path, sample)
     assert load(tmp_path, HW, FIRST) == sample
 
 
-def test_files_can_be_read_by_others(tmp_path: Path) -> None:
+def test_other_users_can_read_baselines(tmp_path: Path) -> None:
     (saved,) = save(tmp_path, record())
     assert saved.path.stat().st_mode & 0o777 == 0o644
 
 
-def test_count_is_of_whole_files_on_this_hardware(tmp_path: Path) -> None:
+def test_count_counts_complete_files_of_this_hardware(tmp_path: Path) -> None:
     assert count(tmp_path, HW) == 0
     save(tmp_path, record(of=FIRST), record(of=SECOND))
     save(tmp_path, record(of=FIRST, hardware="cpu"))
@@ -137,7 +135,7 @@ def spoil(folder: Path, text: str) -> Path:
     ],
     ids=["merge conflict", "empty", "another case", "a crash"],
 )
-def test_a_broken_file_is_reported_with_its_cure_and_cured_by_saving(text: str, why: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_with_its_cure_and_saving_repairs_it(text: str, why: str, tmp_path: Path) -> None:
     path = spoil(tmp_path, text)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{path} {why}{CURE}')}$"):
         load(tmp_path, HW, FIRST)
@@ -146,7 +144,7 @@ def test_a_broken_file_is_reported_with_its_cure_and_cured_by_saving(text: str, 
     assert load(tmp_path, HW, FIRST) == sample
 
 
-# Two savers
+# Two processes that save
 
 SAVER = """
 import sys, time
@@ -165,14 +163,14 @@ for step_ms in range(1, 51):
 """
 
 
-def test_two_processes_that_save_at_once_lose_nothing_and_leave_no_other_file(tmp_path: Path) -> None:
+def test_two_processes_that_save_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SAVER]
     environment = {"PYTHONPATH": ":".join(entry for entry in sys.path if entry)}
     savers = [subprocess.Popen([*command, name, str(tmp_path)], env=environment) for name in ("one", "two")]
     folder = tmp_path / "baselines"
     shared = case(saver="both")
     while any(saver.poll() is None for saver in savers):
-        seen = load(folder, HW, shared)  # at any moment absent or whole
+        seen = load(folder, HW, shared)  # the file is absent or complete at any moment
         assert seen is None or seen.label in ("one", "two")
     assert [saver.returncode for saver in savers] == [0, 0]
     every = [case(saver=name, number=number) for name in ("one", "two") for number in range(1, 51)]

@@ -1,4 +1,4 @@
-"""What a machine can see is tried: with nothing changed, and with slowdowns planted."""
+"""``--calibrate`` measures which slowdowns a machine detects: with nothing changed, and with planted slowdowns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibrated(
     gates: Gates = MappingProxyType({}),
     **options: str,
 ) -> tuple[Row, list[Job]]:
-    """A row on a machine whose launches take ``step_ms`` and what is planted; ``seen``: what else their traces hold."""
+    """Calibrate a row whose launches take ``step_ms`` plus the planted delay. ``seen``: more fields of their traces."""
     jobs: list[Job] = []
 
     def launch(job: Job, **_: Any) -> LaunchResult:
@@ -64,7 +64,7 @@ def calibrated(
     return calibrate(of, Request(case=case(), label="mine", plan=Plan(), gates=gates)), jobs
 
 
-def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
+def test_a_quiet_machine_detects_every_slowdown_and_has_no_false_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), launches="3")
@@ -84,19 +84,17 @@ def test_a_quiet_machine_finds_every_slowdown_and_nothing_where_nothing_changed(
     [([100.0, 100.1, 100.2], 5), ([100.0, 104.0, 98.5, 101.0, 102.5], 6)],
     ids=["agree", "apart"],
 )
-def test_slowdowns_are_held_against_as_many_launches_as_a_baseline_has(
+def test_slowdowns_are_compared_with_as_many_launches_as_a_baseline_has(
     step_ms: list[float], stored: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is found is then what a night will find."""
+    """So calibration finds the same slowdowns as a nightly run."""
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: step_ms[launch % len(step_ms)])
     assert row.baseline is not None and row.record is not None
     assert (len(row.baseline.launches), len(row.record.launches)) == (stored, 3)
     assert [job.delay_ms > 0 for job in jobs[: stored + 4]] == [False] * (stored + 3) + [True]
 
 
-def test_what_would_be_seen_is_told_with_the_limits_of_the_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calibration_applies_the_cases_own_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"step_ms": {"floor": 0.04, "tolerance": 0.2}}
     row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 + 0.1 * (launch % 3), gates=limits, launches="3")
     found, step = row.calibration, row.verdict.change("step_ms")
@@ -105,7 +103,7 @@ def test_what_would_be_seen_is_told_with_the_limits_of_the_case(
     assert found.sees[3] == pytest.approx(step.sees) and found.sees[10] > 0.04
 
 
-def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_noisy_machine_reports_the_slowdowns_that_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, _ = calibrated(tmp_path, monkeypatch, lambda launch: (100, 112, 88, 94, 106)[launch % 5])
     found = row.calibration
     assert found is not None and not found.red
@@ -113,15 +111,15 @@ def test_a_noisy_machine_is_told_what_it_misses(tmp_path: Path, monkeypatch: pyt
     assert found.sees[3] > 0.1
 
 
-def test_a_machine_that_cries_wolf_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does whose every launch is slower than the one before."""
+def test_a_false_alarm_with_nothing_changed_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example on a machine that slows down over time."""
     row, _ = calibrated(tmp_path, monkeypatch, lambda launch: 100 if launch < 5 else 120)
     assert row.verdict.outcome == "regression" and row.verdict.fails(ci=False)
     assert str(row.verdict.reason).startswith("nothing changed, but the row is red: step time")
     assert row.calibration is not None and row.calibration.red
 
 
-def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
+def test_a_row_that_is_incomparable_with_itself_stays_incomparable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(launch: int) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def test_a_row_that_cannot_be_compared_with_itself_is_told_as_it_is(
     assert (row.verdict.outcome, row.calibration, len(jobs)) == ("incomparable", None, 8)
 
 
-def test_a_slowdown_that_could_not_be_planted_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_slowed_launch_is_not_a_missed_slowdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(launch: int) -> dict[str, Any]:
         return {"digest_after": "before"} if launch == 8 else {}
 
@@ -170,20 +168,20 @@ def test_the_table_and_its_sentences() -> None:
             "5% slower": "found (5)",
         },
     ]
-    assert calibration.said(rows) == [
+    assert calibration.sentences(rows) == [
         "nothing changed: 1 of 2 rows red: b",
         "2% slower: found in 1 of 2 rows: not in b",
         "5% slower: found in 2 of 2 rows",
     ]
 
 
-def test_baselines_are_not_made_of_slowed_steps(tmp_path: Path) -> None:
+def test_calibrate_refuses_to_save_baselines(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         settings.read({"calibrate": "true", "save_baseline": "true"}, {}, {}, tmp_path)
     assert str(error.value) == "--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline"
 
 
-def test_a_delay_keeps_a_cpu_busy_after_each_step_and_hands_on_the_loss() -> None:
+def test_a_delay_keeps_a_cpu_busy_and_returns_the_loss() -> None:
     losses = itertools.count(1.0)
     run = slowed(lambda: torch.tensor(next(losses)), 20.0, torch.device("cpu"))
     began, busy = time.perf_counter(), time.process_time()

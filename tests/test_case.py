@@ -1,4 +1,4 @@
-"""A case's id is made of all that changes the number, and of nothing else."""
+"""A case's id contains everything that changes the measured number, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FULL = Case(
 )
 
 
-def test_id_is_readable_and_has_every_part() -> None:
+def test_an_id_is_readable_and_contains_every_part() -> None:
     assert FULL.id == (
         "train_step(betas=[0.9, 0.95], clip=null, flash=true, layers=24, model=gpt-1.3b, strategy=zero2,"
         " memory cap 32.0 GB, v3) @ dp2-tp2"
     )
 
 
-def test_id_leaves_out_the_module_the_order_and_defaults() -> None:
+def test_an_id_ignores_the_module_the_parameter_order_and_defaults() -> None:
     here = Case(builder="a.b:train", mesh=MeshShape(), params={"x": 1, "y": {"p": 1, "q": 2}})
     there = Case(builder="c:train", mesh=MeshShape(), params=OrderedDict(y={"q": 2, "p": 1}, x=1))
     assert here.id == there.id == 'train(x=1, y={"p": 1, "q": 2}) @ dp1'
@@ -61,7 +61,7 @@ def test_id_leaves_out_the_module_the_order_and_defaults() -> None:
         {"memory_cap_gb": None},
     ],
 )
-def test_id_and_slug_differ_where_a_part_does(replaced: dict[str, Any]) -> None:
+def test_a_change_of_any_part_changes_id_and_slug(replaced: dict[str, Any]) -> None:
     other = dataclasses.replace(FULL, **replaced)
     assert other.id != FULL.id
     assert other.slug != FULL.slug
@@ -85,7 +85,7 @@ def test_different_parameters_never_share_an_id(one: dict[str, Any], other: dict
     assert case(**one).id != case(**other).id
 
 
-def test_what_is_apart_is_said_in_words() -> None:
+def test_differences_of_two_cases_are_listed_in_words() -> None:
     one = Case(builder="mine:step", mesh=MeshShape(dp=2), params={"width": 64, "kind": "a"})
     assert one.apart(one) == []
     other = Case(builder="mine:other", mesh=MeshShape(dp=4), params={"width": 65, "depth": 2}, version=2)
@@ -99,22 +99,22 @@ def test_what_is_apart_is_said_in_words() -> None:
     ]
 
 
-def test_text_is_quoted_where_it_is_more_than_a_word() -> None:
+def test_text_of_several_words_is_quoted() -> None:
     assert case(path="a/b-c_d.e:f+g", text="two words").id == ('train_step(path=a/b-c_d.e:f+g, text="two words") @ dp2')
 
 
-def test_a_memory_cap_is_not_taken_for_a_parameter() -> None:
+def test_a_memory_cap_and_a_parameter_of_that_name_give_different_ids() -> None:
     capped = Case(builder="a:b", mesh=MeshShape(), memory_cap_gb=32)
     assert capped.id != Case(builder="a:b", mesh=MeshShape(), params={"memory_cap": "32GB"}).id
 
 
-def test_slug_is_a_short_plain_file_name() -> None:
+def test_a_slug_is_a_short_plain_file_name() -> None:
     assert re.fullmatch(r"train_step-gpt-1\.3b-zero2-dp2-tp2-[0-9a-f]{8}", FULL.slug)
     assert re.fullmatch(r"train_step-\.\.-etc-dp2-[0-9a-f]{8}", case(path="/../Etc/Ä").slug)
     assert len(case(text="x" * 500).slug) == 80 + 1 + 8
 
 
-def test_json_gives_the_same_case_back() -> None:
+def test_a_case_survives_json() -> None:
     assert Case.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
 
 
@@ -140,7 +140,7 @@ class Level(IntEnum):
         ({"of": (Precision.BF16, {1: Level.FULL})}, {"of": ["bf16", {"1": 2}]}),
     ],
 )
-def test_a_parameter_is_what_its_file_gives_back(given: object, plain: object) -> None:
+def test_a_parameter_equals_its_value_after_json(given: object, plain: object) -> None:
     made = case(x=given)
     assert made.id == case(x=plain).id
     assert made.slug == case(x=plain).slug
@@ -149,25 +149,25 @@ def test_a_parameter_is_what_its_file_gives_back(given: object, plain: object) -
 
 
 @pytest.mark.parametrize("value", ["two words", "", 0, -1, 2**70, 0.1, 1e-300, -0.0, True, None, [], {"b": 1, "a": []}])
-def test_an_ordinary_parameter_reaches_its_builder_as_it_was_given(value: object) -> None:
+def test_a_json_parameter_reaches_its_builder_unchanged(value: object) -> None:
     assert repr(case(x=value).params["x"]) == repr(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"bytes", [lambda: None]])
-def test_a_parameter_that_is_not_json_is_refused_by_name(value: object) -> None:
+def test_a_parameter_that_is_not_json_is_refused_and_named(value: object) -> None:
     with pytest.raises(ValueError, match=r"^parameter rate=.* of suite\.sharding:train_step is not JSON: "):
         case(rate=value)
 
 
 @pytest.mark.parametrize("builder", ["", "train", "a.b.train", "a b:train", "a:b:c", "a:b.c", "a/b.py:train"])
-def test_a_builder_is_an_import_path(builder: str) -> None:
+def test_a_builder_that_is_no_import_path_is_refused(builder: str) -> None:
     message = f"a step builder is named package.module:function, not {builder!r}"
     with pytest.raises(ValueError, match=re.escape(message)):
         case(builder=builder)
 
 
 @pytest.mark.parametrize("cap", [0, -1.0, math.nan])
-def test_a_memory_cap_is_above_zero(cap: float) -> None:
+def test_a_memory_cap_must_be_above_zero(cap: float) -> None:
     with pytest.raises(ValueError, match="memory cap must be above 0 GB"):
         dataclasses.replace(FULL, memory_cap_gb=cap)
 
@@ -195,19 +195,19 @@ class Holder:
     ],
     ids=["lambda", "method", "partial", "callable object"],
 )
-def test_what_another_process_cannot_import_is_refused(builder: Any) -> None:
+def test_a_builder_that_another_process_cannot_import_is_refused(builder: Any) -> None:
     with pytest.raises(ValueError, match="cannot be imported by another process: define it at a module's top"):
         builder_path(builder)
 
 
-def test_a_nested_function_is_refused() -> None:
+def test_a_nested_builder_is_refused() -> None:
     def nested() -> None: ...
 
     with pytest.raises(ValueError, match="cannot be imported by another process"):
         builder_path(nested)
 
 
-def test_a_function_of_the_main_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_of_the_main_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def train() -> None: ...
 
     train.__module__, train.__qualname__ = "__main__", "train"

@@ -1,4 +1,4 @@
-"""What of a launch's conditions may have slowed it, by how much, and what is only as it was for the baseline."""
+"""Which conditions may have slowed a launch, by how much, and which were the same for the baseline."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def under(facts: Facts, *, step_ms: float = 100.0, mesh: str = "dp4", launches: 
         ({"cpu_mhz": [1200.0]}, {"cpu_mhz": [2400.0]}, "clock of the fastest core 1,200 MHz, baseline 2,400 MHz", 2.0),
     ],
 )
-def test_a_cause_has_both_figures_and_says_how_much_it_may_cost(
+def test_a_cause_gives_both_figures_and_the_slowdown_it_may_explain(
     now: Facts, before: Facts, words: str, longer: float
 ) -> None:
     (cause,) = unlike(now, before)
@@ -92,13 +92,13 @@ def test_a_cause_has_both_figures_and_says_how_much_it_may_cost(
     assert math.exp(cause.slows) == pytest.approx(longer)
 
 
-def test_cores_that_nobody_waited_for_cost_nothing() -> None:
+def test_busy_cores_cost_nothing_if_no_rank_waited_for_a_core() -> None:
     (cause,) = unlike({"other_cores": [0.4], "waiting": [0.01]}, {"other_cores": [0.0], "waiting": [0.01]})
     assert cause.slows == 0.0
 
 
 def margins(name: str) -> tuple[float, float, float]:
-    """A figure, and another that is worse by less than it takes, and by more."""
+    """The baseline's figure, a figure worse by less than the margin, and a figure worse by more."""
     match CONDITIONS[name].rule:
         case Rate(margin=margin):
             return 1000.0, 1000.0 * (1 - 0.9 * margin), 1000.0 * (1 - 1.1 * margin)
@@ -110,7 +110,7 @@ def margins(name: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("name", [name for name, condition in CONDITIONS.items() if condition.rule])
-def test_what_is_as_for_the_baseline_or_nearly_is_no_cause(name: str) -> None:
+def test_a_condition_within_its_margin_of_the_baseline_is_no_cause(name: str) -> None:
     usual, near, worse = margins(name)
     assert unlike({name: [usual]}, {name: [usual]}) == []
     assert unlike({name: [near]}, {name: [usual]}) == []
@@ -120,8 +120,8 @@ def test_what_is_as_for_the_baseline_or_nearly_is_no_cause(name: str) -> None:
     assert unlike({name: [worse]}, {"power_w": [1.0]}) == [], "nor for a baseline that knew others"
 
 
-def test_a_product_at_its_power_cap_is_as_it_should_be() -> None:
-    """An H200 multiplies matrices at 700 W all the time: only a clock unlike the baseline's says that it lost by it."""
+def test_a_device_at_its_power_cap_is_no_cause() -> None:
+    """An H200 always multiplies matrices at 700 W. Only a lower clock than the baseline's shows a loss."""
     capped = {"sw_power_cap": [1.0], "power_w": [699.0], "temperature_c": [70.0], "sm_mhz": [1600.0]}
     assert unlike(capped, capped) == []
     assert unlike(capped, {}) == []
@@ -132,11 +132,11 @@ def test_a_product_at_its_power_cap_is_as_it_should_be() -> None:
 @pytest.mark.parametrize(
     "name", ["sm_mhz", "power_limit_w", "quota", "host_rate", "cpu_mhz", "waiting", "sw_power_cap"]
 )
-def test_what_has_no_normal_value_needs_a_baseline(name: str) -> None:
+def test_a_condition_without_a_normal_value_needs_a_baseline(name: str) -> None:
     assert unlike({name: [1.0]}, {}) == []
 
 
-def test_a_condition_of_several_launches_is_that_of_the_median_one_device_by_device() -> None:
+def test_typical_conditions_are_medians_over_launches_per_device() -> None:
     launches = [launch(conditions={"sm_mhz": [1980.0, each]}) for each in (1500.0, 1980.0, 1410.0)]
     assert typical([*launches, launch()]) == {"sm_mhz": [1980.0, 1500.0]}
     assert typical([]) == {}
@@ -147,16 +147,16 @@ def test_a_condition_of_several_launches_is_that_of_the_median_one_device_by_dev
     [({}, True), ({"compute_ms": 90.0, "host_ms": 20.0}, False), ({"compute_ms": 90.0, "host_ms": 95.0}, True)],
     ids=["on a CPU", "on a device that its host keeps busy", "host-bound"],
 )
-def test_the_host_counts_where_it_sets_the_pace(metrics: dict[str, Any], counts: bool) -> None:
+def test_host_conditions_count_only_if_the_host_sets_the_step_time(metrics: dict[str, Any], counts: bool) -> None:
     calm, busy = under({"other_cores": [0.0]}, **metrics), under({"other_cores": [0.5]}, **metrics)
     assert bool(of_record(busy, calm)) is counts
     assert [bool(each) for each in of_launches(busy, calm)] == [counts] * 3
 
 
-# Can it be that much?
+# How much a cause explains
 
 
-def test_a_cause_explains_what_it_accounts_for_at_least_half_of() -> None:
+def test_a_cause_explains_a_slowdown_if_it_accounts_for_half_of_it() -> None:
     clock = Cause(what="SM clock 1,800 MHz", usual="1,980 MHz", slows=math.log(1.1), of="device")
     assert explained(math.log(1.2), "step_ms", [clock]) == [clock]
     assert explained(math.log(1.22), "step_ms", [clock]) == []
@@ -165,7 +165,7 @@ def test_a_cause_explains_what_it_accounts_for_at_least_half_of() -> None:
 
 
 @pytest.mark.parametrize(("of", "blamed"), [("host", False), ("step", False), ("rank", True), ("device", True)])
-def test_the_host_does_not_change_how_long_a_device_computes(of: str, blamed: bool) -> None:
+def test_host_conditions_do_not_explain_compute_time(of: str, blamed: bool) -> None:
     cause = Cause(what="it", usual="not", slows=math.inf, of=of)
     assert bool(explained(0.1, "compute_ms", [cause])) is blamed
     assert explained(0.1, "step_ms", [cause]) == [cause]
@@ -189,37 +189,37 @@ EVEN = [50.0, 50.2, 49.9, 50.1]
         ("dp2-pp2", [50.0, 50.0, 60.0, 60.0], EVEN, None),
         ("dp2-pp2", [50.0, 50.0, 60.0, 66.0], [50.0, 50.0, 60.0, 60.0], LONGER),
         ("tp4", [50.0, 50.0, 50.0, 66.0], EVEN, None),
-        ("dp2", [0.0, 0.0], [0.0, 0.0], None),  # their step only communicates
+        ("dp2", [0.0, 0.0], [0.0, 0.0], None),  # the step only communicates
     ],
 )
-def test_a_rank_stands_out_among_those_that_do_the_same_work(
+def test_a_slow_rank_is_named_among_ranks_with_the_same_work(
     mesh: str, now: list[float], before: list[float], told: str | None
 ) -> None:
-    """Of two pipeline stages one may well compute longer, and ranks of a tensor-parallel group need not be alike."""
+    """Pipeline stages may compute for different times, and so may the ranks of a tensor-parallel group."""
     sides = [under({"rank_compute_ms": each} if each else {}, mesh=mesh) for each in (now, before)]
     found = slow_rank(sides[0], sides[1])
     assert (found and str(found)) == (told and told.format("its data-parallel peers"))
 
 
-def test_a_slow_rank_costs_what_it_computes_longer() -> None:
+def test_a_slow_rank_explains_its_own_extra_compute_time() -> None:
     now, before = (under({"rank_compute_ms": [50.0, each]}, mesh="dp2") for each in (60.0, 50.0))
     cause = slow_rank(now, before)
     assert cause is not None
     assert (math.exp(cause.slows), cause.of) == (near(1.2), "rank")
 
 
-# Two moods
+# Bimodal times
 
 
 def mixed(fast: int, slow: int, *, fast_ms: float = 100.0, slow_ms: float = 110.0) -> list[float]:
-    """Times of two bimodal, each within 1 %, in no order that repeats."""
+    """Bimodal times: two groups, each within 1 %, in an order without a period."""
     times = [fast_ms * (1 + 0.001 * (at % 10)) for at in range(fast)]
     for at in range(slow):
         times.insert(at * at * 7 % (len(times) + 1), slow_ms * (1 + 0.001 * (at % 10)))
     return times
 
 
-def test_two_moods_are_told_with_their_share() -> None:
+def test_two_groups_of_times_are_found_with_their_shares() -> None:
     assert bimodal(mixed(30, 10)) == Bimodal(fast_ms=near(100.45), slow_ms=near(110.5, abs=0.1), slow_share=0.25)
 
 
@@ -228,18 +228,18 @@ def test_two_moods_are_told_with_their_share() -> None:
     [
         mixed(40, 0),
         mixed(37, 3),  # a few slow ones are outliers
-        mixed(30, 10, slow_ms=103.0),  # too near
-        [100 * 1.01**at for at in range(40)],  # a slope is not two groups
-        [100.0, 100.0, 110.0, 110.0, 110.0],  # too few to say
+        mixed(30, 10, slow_ms=103.0),  # the groups are too close
+        [100 * 1.01**at for at in range(40)],  # a slope, not two groups
+        [100.0, 100.0, 110.0, 110.0, 110.0],  # too few times
         [100.0] * 40,
     ],
 )
-def test_what_is_of_one_mood_stays_so(times_ms: list[float]) -> None:
+def test_times_of_one_group_are_not_split(times_ms: list[float]) -> None:
     assert bimodal(times_ms) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_of_many_steps_is_no_mood(seed: int) -> None:
+def test_noise_of_many_steps_is_one_group(seed: int) -> None:
     import numpy as np
 
     noise = np.random.default_rng(seed)
@@ -252,7 +252,7 @@ def stepping(step_ms: list[float]) -> Record:
     return record(*[Launch(step_ms=step_ms, metrics={"step_ms": middle_ms})] * 3)
 
 
-def test_steps_of_two_moods_cost_what_the_fast_ones_would_have_saved() -> None:
+def test_bimodal_steps_explain_the_time_above_the_fast_group() -> None:
     (cause,) = of_record(stepping(mixed(16, 24)), stepping(mixed(40, 0)))
     assert str(cause) == "steps of two moods: 40% at 100.3 ms, 60% at 110.4 ms, baseline one"
     assert math.exp(cause.slows) == pytest.approx(1.1, abs=0.005)
@@ -260,15 +260,15 @@ def test_steps_of_two_moods_cost_what_the_fast_ones_would_have_saved() -> None:
     assert math.exp(cause.slows) == pytest.approx(1.0, abs=0.006), "the median step was a fast one"
 
 
-def test_a_baseline_of_two_moods_makes_them_usual() -> None:
+def test_bimodal_steps_are_no_cause_if_the_baseline_is_bimodal_too() -> None:
     assert of_record(stepping(mixed(16, 24)), stepping(mixed(30, 10))) == []
 
 
-def test_what_comes_every_so_many_steps_is_the_codes_own() -> None:
+def test_a_periodic_slow_step_belongs_to_the_code() -> None:
     assert of_record(stepping([100.0, 100.1, 110.0] * 12), stepping(mixed(40, 0))) == []
 
 
-def test_launches_of_two_moods_are_told_too() -> None:
+def test_bimodal_launches_are_reported() -> None:
     now = record(*map(launch, (100.0, 107.2, 107.0, 100.1, 107.1, 99.9, 107.0)))
     (cause,) = of_record(now, record(*map(launch, (100.0, 100.2, 100.1, 100.0, 99.9))))
     assert str(cause) == "launches of two moods: 43% at 100 ms, 57% at 107 ms, baseline one"

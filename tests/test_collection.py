@@ -18,7 +18,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize(("hardware", "mesh"), [("cpu", "dp2"), ("a100", "dp4"), ("gaudi2", "dp4")])
-def test_the_suite_of_any_hardware_is_listed_on_any_machine_without_a_heavy_import(hardware: str, mesh: str) -> None:
+def test_listing_the_suite_needs_no_device_and_no_heavy_import(hardware: str, mesh: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIST, "--hw", hardware], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
@@ -26,7 +26,7 @@ def test_the_suite_of_any_hardware_is_listed_on_any_machine_without_a_heavy_impo
     assert "heavy: []" in done.stdout
 
 
-def test_k_picks_rows_by_their_names() -> None:
+def test_k_selects_rows_by_name() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIST, "--hw", "a100", "-k", "zero"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
@@ -35,7 +35,7 @@ def test_k_picks_rows_by_their_names() -> None:
     assert rows == ["zero1-dp4]", "zero2-dp4]", "zero3-dp4]"]
 
 
-def test_grid_says_how_many_of_the_published_shapes_are_listed() -> None:
+def test_grid_selects_how_many_published_shapes_are_listed() -> None:
     def rows(grid: str) -> list[str]:
         done = subprocess.run(
             [sys.executable, "-c", LIST, "--hw", "a100", "--grid", grid, "-k", "gpt2-fwd_bwd-eager"],

@@ -1,4 +1,4 @@
-"""What a launch ran under is read from the kernel's counters and from NVML; what cannot be read is absent."""
+"""The conditions of a launch come from the kernel's counters and from NVML. A value that cannot be read is absent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a machine of four cores, two of which are ours."""
+    """File system root of a machine with four cores. This process may use two of them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
     monkeypatch.setattr(os, "getpid", lambda: 40)
     return tmp_path
@@ -51,8 +51,8 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def test_cores_are_counted_that_this_process_may_use(root: Path) -> None:
-    """user, nice, system, idle, iowait, irq, softirq, steal, and what is in user already."""
+def test_only_cores_that_this_process_may_use_are_counted(root: Path) -> None:
+    """The columns: user, nice, system, idle, iowait, irq, softirq, steal, and two that ``user`` already includes."""
     other, mine = "7 7 7 7 7 7 7 7 7 7", ("1 2 3 40 50 4 5 60 0 0", "1 0 0 10 0 0 0 0 1 0")
     write(root, "proc/stat", f"cpu  1 1\ncpu0 {other}\ncpu1 {mine[0]}\ncpu2 {other}\ncpu3 {mine[1]}\nctxt 5\n")
     found = counters(root)
@@ -61,8 +61,8 @@ def test_cores_are_counted_that_this_process_may_use(root: Path) -> None:
     )
 
 
-def test_what_a_process_starts_is_its_own(root: Path) -> None:
-    """utime, stime, cutime and cstime are fields 14 to 17; a name may hold spaces and brackets."""
+def test_children_of_a_process_count_as_its_own(root: Path) -> None:
+    """utime, stime, cutime and cstime are fields 14 to 17. The process name may contain spaces and brackets."""
     processes = ((40, "1 2 3 4", "41 "), (41, "10 0 0 0", "42"), (42, "100 0 0 0", ""), (50, "9 9 9 9", ""))
     for pid, ticks, children in processes:
         write(root, f"proc/{pid}/stat", f"{pid} (a (b) c) S 1 1 1 0 -1 4 0 0 0 0 {ticks} 20 0\n")
@@ -70,7 +70,7 @@ def test_what_a_process_starts_is_its_own(root: Path) -> None:
     assert counters(root)["own_s"] / TICK_S == pytest.approx(120)
 
 
-def test_each_thread_that_waits_for_a_core_is_seen(root: Path) -> None:
+def test_the_wait_for_a_core_is_read_per_thread(root: Path) -> None:
     for thread, waited_ns in ((40, 5), (43, 7)):
         write(root, f"proc/self/task/{thread}/schedstat", f"100 {waited_ns}000000000 3\n")
     found = counters(root)
@@ -86,7 +86,7 @@ def test_each_thread_that_waits_for_a_core_is_seen(root: Path) -> None:
         ("1:cpu:/host/path\n", "sys/fs/cgroup/cpu/cpu.stat"),
     ],
 )
-def test_the_quota_of_either_version_is_found(groups: str, stat: str, root: Path) -> None:
+def test_the_quota_is_found_in_cgroup_v1_and_v2(groups: str, stat: str, root: Path) -> None:
     write(root, "proc/self/cgroup", groups)
     assert "periods" not in counters(root)
     write(root, stat, "usage_usec 1\nnr_periods 20\nnr_throttled 5\nthrottled_usec 9\n")
@@ -102,7 +102,7 @@ def test_the_quota_of_either_version_is_found(groups: str, stat: str, root: Path
         ("4:memory:/x\n", "sys/fs/cgroup/memory/x/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n"),
     ],
 )
-def test_what_the_kernel_killed_for_want_of_memory_is_counted(groups: str, path: str, text: str, root: Path) -> None:
+def test_out_of_memory_kills_are_counted(groups: str, path: str, text: str, root: Path) -> None:
     assert oom_kills(root) is None
     write(root, "proc/self/cgroup", groups)
     assert oom_kills(root) is None
@@ -110,7 +110,7 @@ def test_what_the_kernel_killed_for_want_of_memory_is_counted(groups: str, path:
     assert oom_kills(root) == (3 if "oom_kill 3" in text else None), "kernels before 4.13 do not count"
 
 
-def test_where_nothing_can_be_read_nothing_is_known(root: Path) -> None:
+def test_counters_that_cannot_be_read_are_absent(root: Path) -> None:
     assert set(counters(root)) == {"at_s"}
     assert clock_mhz(root) == {}
     write(root, "proc/stat", "cpu1 garbage\n")
@@ -118,13 +118,13 @@ def test_where_nothing_can_be_read_nothing_is_known(root: Path) -> None:
     assert set(counters(root)) == {"at_s"}
 
 
-def test_the_clock_is_that_of_the_fastest_core_of_ours(root: Path) -> None:
+def test_the_clock_is_of_the_fastest_core_that_this_process_may_use(root: Path) -> None:
     for core, khz in ((0, 5_000_000), (1, 1_200_000), (3, 2_400_000)):
         write(root, f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
     assert clock_mhz(root) == {"cpu_mhz": 2400.0}
 
 
-def test_counters_are_held_against_those_before_and_the_thread_that_waited_longest_counts() -> None:
+def test_counters_are_differences_and_waiting_is_of_the_longest_waiting_thread() -> None:
     before = {"at_s": 10.0, "busy_s": 5.0, "waited_s.1": 1.0, "waited_s.2": 1.0, "own_s": 3.0}
     after = {"at_s": 12.0, "busy_s": 8.0, "waited_s.1": 1.5, "waited_s.3": 9.0, "waited_s.2": 1.1}
     assert counted(before, after) == {"at_s": 2.0, "busy_s": 3.0, "waited_s": 0.5}
@@ -134,8 +134,8 @@ def test_counters_are_held_against_those_before_and_the_thread_that_waited_longe
 RANK = {"at_s": 2.0, "busy_s": 3.0, "stolen_s": 0.5, "idle_s": 0.5, "own_s": 1.0, "waited_s": 0.5}
 
 
-def test_shares_of_the_host_are_of_all_ranks_together() -> None:
-    """Two ranks used 2 of the 3 busy seconds of 4; of the 3.5 that were wanted 0.5 were withheld."""
+def test_shares_of_the_host_add_up_all_ranks() -> None:
+    """In 4 core-seconds 3 were busy, and two ranks used 2 of them. Of the 3.5 that were wanted, 0.5 were withheld."""
     assert host([RANK, RANK]) == {
         "stolen": [pytest.approx(1 / 7)],
         "other_cores": [0.25],
@@ -147,8 +147,8 @@ def test_shares_of_the_host_are_of_all_ranks_together() -> None:
     assert found["host_rate"] == [pytest.approx(2.5)]  # a step waits for the slowest rank
 
 
-def test_a_host_is_not_slow_where_a_rank_waits_for_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which hold the interpreter's lock for half of the time or more; here it sleeps as long as it would wait."""
+def test_waiting_for_own_threads_does_not_lower_the_host_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such threads hold the interpreter's lock for half of the time or more. A sleep stands for that wait here."""
     alone_s = SCATTERED * min(looking_s() for _ in range(3))
 
     class Interrupted(list[float]):
@@ -170,11 +170,11 @@ def test_a_host_is_not_slow_where_a_rank_waits_for_its_own_threads(monkeypatch: 
         ([{**RANK, "periods": 0.0, "throttled": 0.0}], {"stolen", "other_cores", "waiting"}),  # no quota
     ],
 )
-def test_what_one_rank_could_not_count_is_not_said(ranks: list[dict[str, float]], known: set[str]) -> None:
+def test_a_counter_that_one_rank_lacks_is_absent(ranks: list[dict[str, float]], known: set[str]) -> None:
     assert set(host(ranks)) == known
 
 
-def test_a_child_that_keeps_a_core_busy_here_and_now_is_counted_among_ones_own() -> None:
+def test_a_real_busy_child_process_is_counted_as_own() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         try:
             before = counters()
@@ -196,7 +196,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as a watch asks for; a device is its own handle, and its facts are of the moment."""
+    """The part of ``pynvml`` that a device monitor uses. A device's UUID is its handle."""
 
     pids: dict[str, list[int]] = field(default_factory=dict)
     sm_mhz: dict[str, int] = field(default_factory=dict)
@@ -250,7 +250,7 @@ def watching(nvml: FakeNvml, *uuids: str) -> DeviceMonitor:
     return watch
 
 
-def test_a_watch_knows_every_condition_of_a_device_by_device() -> None:
+def test_a_device_monitor_reports_every_device_condition() -> None:
     nvml = FakeNvml()
     watch = watching(nvml)
     nvml.pids = {"GPU-a": [os.getpid()], "GPU-b": [os.getpid(), 1]}
@@ -278,13 +278,13 @@ def test_a_watch_knows_every_condition_of_a_device_by_device() -> None:
 @pytest.mark.parametrize(
     ("before", "timing", "others"),
     [
-        ([], [999_999_001], [0.0]),  # numbers of another namespace: as many as before ours came
+        ([], [999_999_001], [0.0]),  # pids of another namespace: one more than before our rank started
         ([999_999_002], [999_999_002, 999_999_001], [1.0]),
-        ([], [], None),  # hidden altogether: ours is not there either
+        ([], [], None),  # all processes are hidden, ours too
         ([999_999_002], [], None),
     ],
 )
-def test_in_a_container_processes_may_be_hidden_or_have_other_numbers(
+def test_processes_of_a_device_may_be_hidden_or_renumbered_in_a_container(
     before: list[int], timing: list[int], others: list[float] | None
 ) -> None:
     nvml = FakeNvml(pids={"GPU-a": before})
@@ -294,8 +294,8 @@ def test_in_a_container_processes_may_be_hidden_or_have_other_numbers(
     assert watch.conditions().get("other_processes") == others
 
 
-def test_what_a_rank_starts_on_a_device_is_its_own() -> None:
-    """By its process group, which each rank leads."""
+def test_processes_that_a_rank_started_on_a_device_are_its_own() -> None:
+    """A rank leads a process group, and its children belong to that group."""
     nvml = FakeNvml()
     watch = watching(nvml, "GPU-a")
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as leader:
@@ -318,20 +318,20 @@ def test_what_a_rank_starts_on_a_device_is_its_own() -> None:
         ("nvmlDeviceGetCurrentClocksThrottleReasons", set(REASONS)),
     ],
 )
-def test_what_a_driver_does_not_say_is_absent(silent: str, missing: set[str]) -> None:
+def test_a_condition_that_the_driver_does_not_report_is_absent(silent: str, missing: set[str]) -> None:
     watch = watching(FakeNvml(pids={"GPU-a": [os.getpid()]}, silent=(silent,)), "GPU-a")
     watch.sample(ours={os.getpgid(0)})
     of_devices = {name for name, condition in CONDITIONS.items() if condition.of == "device"}
     assert set(watch.conditions()) == of_devices - missing
 
 
-def test_nothing_is_said_of_devices_that_were_never_seen_timing() -> None:
+def test_devices_that_were_never_sampled_have_no_conditions() -> None:
     assert watching(FakeNvml()).conditions() == {}
     assert DeviceMonitor.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlInit",))) is None
     assert DeviceMonitor.of(["GPU-a"], nvml=FakeNvml(silent=("nvmlDeviceGetHandleByUUID",))) is None
 
 
-def test_the_constants_are_those_of_pynvml() -> None:
+def test_the_fakes_constants_match_pynvml() -> None:
     import pynvml
 
     for name in [*REASONS.values(), *(name for name in vars(FakeNvml) if name.isupper() or name[4:5].isupper())]:
@@ -340,7 +340,7 @@ def test_the_constants_are_those_of_pynvml() -> None:
         assert getattr(pynvml, name) == getattr(FakeNvml, name)
 
 
-# From a launch to its record
+# From the samples to the launch
 
 
 def job(folder: Path, **replaced: Any) -> Job:
@@ -356,7 +356,7 @@ def job(folder: Path, **replaced: Any) -> Job:
 
 
 @pytest.mark.parametrize(("phase", "seen"), [("timing 20 steps", True), ("profiling", False)])
-def test_devices_are_watched_while_rank_0_is_timing(
+def test_devices_are_sampled_only_while_rank_0_is_timing(
     phase: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled = []
@@ -379,7 +379,7 @@ def test_devices_are_watched_while_rank_0_is_timing(
     assert all(ours == {17} for ours in sampled)
 
 
-def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_ends_after_the_timing_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = watching(FakeNvml(), "GPU-a")
     sampled = []
 
@@ -399,7 +399,7 @@ def test_a_sample_that_outlasted_the_timing_is_not_kept(tmp_path: Path, monkeypa
     assert (len(sampled), devices) == (1, {})
 
 
-def test_processes_are_asked_for_now_and_then() -> None:
+def test_processes_are_read_in_every_fourth_sample() -> None:
     nvml = FakeNvml()
     watch = watching(nvml, "GPU-a")
     nvml.pids = {"GPU-a": [os.getpid(), 1]}
@@ -409,8 +409,8 @@ def test_processes_are_asked_for_now_and_then() -> None:
     assert watch.conditions()["other_processes"] == [1.0]
 
 
-def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it says when the ranks are there already is not taken for what was there before them."""
+def test_a_driver_that_does_not_answer_delays_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late answer is not used: it would count the ranks among the processes that ran before them."""
     answers = threading.Event()
     monkeypatch.setattr(device_monitor, "DRIVER_S", 0.01)
     monkeypatch.setattr(device_monitor, "monitor", lambda job: answers.wait(60) and watching(FakeNvml(), "GPU-a"))
@@ -422,14 +422,14 @@ def test_a_driver_that_does_not_answer_holds_up_no_launch(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("replaced", [{"device_uuids": ()}, {"reference_steps": 3}])
-def test_without_devices_or_without_timing_nothing_is_watched(replaced: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_is_sampled_without_devices_or_without_timing(replaced: dict[str, Any], tmp_path: Path) -> None:
     with device_monitor.sampled(job(tmp_path, **replaced), 0) as devices:
         pass
     assert devices == {}
 
 
-def test_a_launch_keeps_the_conditions_of_what_it_used() -> None:
-    """Of four devices two ranks keep two busy; each rank's own compute time is kept too."""
+def test_a_launch_keeps_the_conditions_of_the_devices_it_used() -> None:
+    """Two ranks use two of four devices. The compute time of each rank is kept too."""
     devices = {"sm_mhz": [1980.0, 1410.0, 345.0, 345.0]}
     traces = [trace(rank, host=RANK, parts={"compute_ms": 50.0 + rank}) for rank in (0, 1)]
     assert reduce(traces, peak_tflops=None, devices=devices).conditions == {

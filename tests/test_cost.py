@@ -1,4 +1,4 @@
-"""What a case costs: devices × hours × price, in the price's own currency; and which case is the best choice."""
+"""The cost of a case is devices × hours × price, in the currency of the price. The best case of each work is named."""
 
 from __future__ import annotations
 
@@ -30,41 +30,43 @@ def lines(*records: Record, price: Price | None = HOURLY, task_samples: int | No
     return cost.table(records, price=price, task_samples=task_samples).to_dict("records")
 
 
-def test_a_million_samples_and_tokens_cost_devices_times_hours_times_the_price() -> None:
-    """A million samples at 100 a second are 10,000 s; at 3 EUR for 3,600 s, 8.33 EUR."""
+def test_the_cost_is_devices_times_hours_times_the_price() -> None:
+    """A million samples at 100 per second take 10,000 s. At 3 EUR per hour they cost 8.33 EUR."""
     assert lines(ONE, FOUR) == [
         {
-            "case": "one", "devices": "1", "samples/s": "100.00", "EUR a million samples": "8.33",
-            "EUR a million tokens": "0.0163", "J a sample": "6", "memory MiB": "900", "best": "cheapest, least energy",
+            "case": "one", "devices": "1", "samples/s": "100.00", "EUR per million samples": "8.33",
+            "EUR per million tokens": "0.0163", "J per sample": "6", "memory MiB": "900",
+            "best": "cheapest, least energy",
         },
         {
-            "case": "four", "devices": "4", "samples/s": "200.00", "EUR a million samples": "16.7",
-            "EUR a million tokens": "0.0326", "J a sample": "12", "memory MiB": "400", "best": "fastest, least memory",
+            "case": "four", "devices": "4", "samples/s": "200.00", "EUR per million samples": "16.7",
+            "EUR per million tokens": "0.0326", "J per sample": "12", "memory MiB": "400",
+            "best": "fastest, least memory",
         },
     ]  # fmt: skip
 
 
 def test_a_task_takes_hours_money_and_energy() -> None:
-    """36 million samples at 100 a second: 100 hours, 300 EUR, and 6 J each are 60 kWh."""
+    """36 million samples at 100 per second take 100 hours and 300 EUR. At 6 J each they take 60 kWh."""
     (line,) = lines(ONE, task_samples=36_000_000)
     assert {name: text for name, text in line.items() if str(name).startswith("task")} == {
         "task hours": "100", "task EUR": "300", "task kWh": "60",
     }  # fmt: skip
 
 
-def test_without_a_price_by_the_hour_there_is_time_and_no_money() -> None:
+def test_without_an_hourly_price_the_table_shows_no_money() -> None:
     for price in (None, TO_BUY):
         (line,) = lines(of("one", 100.0), price=price, task_samples=3600)
         assert line == {"case": "one", "devices": "1", "samples/s": "100.00", "task hours": "0.01"}
 
 
-def test_a_rank_that_keeps_several_devices_busy_pays_for_all() -> None:
+def test_all_devices_of_a_rank_are_paid_for() -> None:
     (line,) = lines(of("data parallel", 100.0, devices=4))
-    assert (line["devices"], line["EUR a million samples"]) == ("4", "33.3")
+    assert (line["devices"], line["EUR per million samples"]) == ("4", "33.3")
 
 
-def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
-    """Not another model, not samples of another length, and nothing alone."""
+def test_only_cases_of_the_same_work_are_compared() -> None:
+    """Cases with another model or another sample length are not compared, and a single case is not called best."""
     other_model = of("other model", 1000.0, tokens_per_s=512_000.0, model="bert")
     other_length = of("other length", 1000.0, tokens_per_s=128_000.0)
     best = {line["case"]: line["best"] for line in lines(ONE, FOUR, other_model, other_length)}
@@ -72,8 +74,8 @@ def test_only_cases_of_the_same_work_are_held_against_each_other() -> None:
     assert "best" not in lines(other_model)[0]
 
 
-def test_without_a_model_nothing_says_that_two_cases_do_the_same_work() -> None:
-    """A forward pass of one layer is no better choice than forward and backward of another."""
+def test_cases_without_a_model_are_not_compared() -> None:
+    """The forward pass of one layer is no alternative to the forward and backward pass of another."""
     passes = [
         record(launch(samples_per_s=rate), of=case(builder="suite:layer_pass", layer=layer, direction=direction))
         for layer, direction, rate in (("bert", "fwd", 900.0), ("t5", "fwd_bwd", 100.0))
@@ -81,26 +83,26 @@ def test_without_a_model_nothing_says_that_two_cases_do_the_same_work() -> None:
     assert ["best" in line for line in lines(*passes)] == [False, False]
 
 
-def test_a_case_that_failed_costs_nothing() -> None:
+def test_a_case_that_failed_is_not_in_the_table() -> None:
     assert cost.costs([record(failed("oom")), record(launch())]) == []
 
 
 @pytest.mark.parametrize(
     ("price", "task_samples", "title"),
     [
-        (HOURLY, None, "Cost, at 3 EUR for a device and hour (https://example.org/prices, 2026-09-20)"),
+        (HOURLY, None, "Cost, at 3 EUR per device and hour (https://example.org/prices, 2026-09-20)"),
         (
-            HOURLY, 2048, "Cost, and what a task of 2,048 samples takes, at 3 EUR for a device and hour"
+            HOURLY, 2048, "Cost, also of a task of 2,048 samples, at 3 EUR per device and hour"
             " (https://example.org/prices, 2026-09-20)",
         ),
-        (None, None, "Cost; no price is known for h200: --price 2.5USD names one for a device and hour"),
+        (None, None, "Cost; no price is known for h200: type, for example, --price 2.5USD (per device and hour)"),
         (
-            TO_BUY, None, "Cost; h200 has a price to buy (16,000 USD a device, https://example.org/shop):"
-            " --price 2.5USD names one for a device and hour",
+            TO_BUY, None, "Cost; for h200 only a purchase price is known (16,000 USD per device, https://example.org/shop):"
+            " type, for example, --price 2.5USD (per device and hour)",
         ),
     ],
 )  # fmt: skip
-def test_the_title_dates_and_sources_the_price_or_asks_for_one(
+def test_the_title_gives_the_prices_date_and_source_or_asks_for_a_price(
     price: Price | None, task_samples: int | None, title: str
 ) -> None:
     assert cost.title(price=price, hardware="h200", task_samples=task_samples) == title

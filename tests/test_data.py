@@ -1,4 +1,4 @@
-"""Synthetic data are the same for any split, and there is something to learn in them."""
+"""Synthetic data are the same for any split, and a model can learn from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from bench_tests.training.data import POOL, noise_pool, token_pool
 
 
-def test_same_samples_whoever_asks() -> None:
+def test_every_rank_gets_the_same_samples() -> None:
     one, other = (token_pool(samples=4, sequence=16, vocabulary=100) for _ in range(2))
 
     assert one.shape == (POOL, 4, 16)
@@ -23,7 +23,7 @@ def test_batches_differ() -> None:
     assert len({tuple(batch.flatten().tolist()) for batch in pool}) == POOL
 
 
-def test_tokens_are_in_the_vocabulary_and_their_frequencies_can_be_learned() -> None:
+def test_tokens_are_in_the_vocabulary_and_have_unequal_frequencies() -> None:
     vocabulary = 1000
     tokens = token_pool(samples=32, sequence=128, vocabulary=vocabulary)
     counts = torch.bincount(tokens.flatten(), minlength=vocabulary).double()
@@ -34,13 +34,13 @@ def test_tokens_are_in_the_vocabulary_and_their_frequencies_can_be_learned() -> 
 
 
 def test_batches_of_any_size_have_the_same_frequent_tokens() -> None:
-    """Otherwise a larger batch would train on another language, and no loss of one be a loss of the other."""
+    """Otherwise another batch size would train on another language, and losses could not be compared."""
     few, many = (token_pool(samples=samples, sequence=128, vocabulary=1000).flatten() for samples in (4, 32))
 
     assert few.mode().values == many.mode().values
 
 
-def test_noise_is_random_never_zero_and_unlike_in_every_sample() -> None:
+def test_noise_is_standard_normal_never_zero_and_uncorrelated() -> None:
     pool = noise_pool(samples=3, shape=(3, 16, 20), pool=2)
 
     assert pool.shape == (2, 3, 3, 16, 20)
@@ -51,13 +51,13 @@ def test_noise_is_random_never_zero_and_unlike_in_every_sample() -> None:
     assert torch.corrcoef(windows).triu(diagonal=1).abs().max() < 0.2
 
 
-def test_noise_for_all_ranks_costs_the_memory_of_a_few_samples() -> None:
+def test_noise_of_1000_samples_needs_the_memory_of_two() -> None:
     pool = noise_pool(samples=1000, shape=(3, 224, 224), pool=2)
 
     assert pool.untyped_storage().nbytes() < 2 * pool[0, 0].numel() * pool.element_size()
 
 
-def test_a_split_of_the_noise_is_the_same_noise() -> None:
+def test_split_noise_equals_the_whole_noise() -> None:
     pool = noise_pool(samples=4, shape=(5, 7), pool=2)
     parts = [part.contiguous() for part in pool.chunk(2, dim=1)]
 

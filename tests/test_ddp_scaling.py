@@ -1,4 +1,4 @@
-"""Accelerated data parallelism trains like an unsharded process, within its tolerance, and its tables are right."""
+"""Accelerated data parallelism trains like one unsharded process within its tolerance, and its tables are correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITH_BATCH_NORM: dict[str, Any] = {"model": "timm_vovnet-tiny", "image": 64, "mi
 
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
-    # What compiles changes its process for good: counters, and how autograd runs.
+    # Compiling changes its process permanently: counters, and how autograd runs.
     way = ranks.start if compiles(str(params["strategy"])) else ranks.train
     one = launched(way(folder, BUILDER, mesh=f"dp{dp}", **{"precision": "fp32", **params}))
     assert (one.outcome, one.reason) == ("ok", None)
@@ -47,10 +47,10 @@ REDUCED = {
     "ddp-tuned": (1, 1),
     "bf16-gradients": (1, 1 / 2),
     "fp16-gradients": (1, 1 / 2),
-    "powersgd": (3, 0.107),  # vectors as they are, then two matrices of rank 4 for each matrix
+    "powersgd": (3, 0.107),  # vectors uncompressed, then two matrices of rank 4 for each matrix
     "local-sgd": (1 / 4, 1 / 4),  # all parameters, every fourth step
     "compiled-ddp": (1, 1),
-    "compiled-autograd": (42, 1),  # one a parameter: DDP asks the compiler to fuse them, and here it does not
+    "compiled-autograd": (42, 1),  # one per parameter: the compiler does not fuse them, although DDP asks it to
 }
 """Strategy -> all_reduces of a rank in a step, and their bytes as a share of the gradients' bytes."""
 
@@ -68,9 +68,7 @@ def parameter_bytes() -> int:
         if not row.recorded
     ],
 )
-def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
-    strategy: str, reference: Launch, tmp_path: Path
-) -> None:
+def test_losses_match_one_process_within_the_rows_tolerance(strategy: str, reference: Launch, tmp_path: Path) -> None:
     one = train(tmp_path, strategy=strategy, **WORK)
     assert loss_fault(one.losses, reference.losses, tolerance(strategy).allowed) is None
     assert one.metrics["flops_per_step"] == reference.metrics["flops_per_step"]
@@ -80,7 +78,7 @@ def test_losses_are_those_of_one_process_within_the_tolerance_of_the_row(
 
 
 @pytest.mark.parametrize("strategy", [PLAIN_DDP, "ddp-tuned"])
-def test_batch_norm_sees_the_batch_of_a_rank_in_the_reference_too(strategy: str, tmp_path: Path) -> None:
+def test_the_reference_gives_batch_norm_the_batch_of_one_rank(strategy: str, tmp_path: Path) -> None:
     """Broadcasting buffers makes no difference: batch norm normalises with the statistics of the batch."""
     for name in ("reference", "ours"):
         (tmp_path / name).mkdir()
@@ -89,8 +87,8 @@ def test_batch_norm_sees_the_batch_of_a_rank_in_the_reference_too(strategy: str,
     assert loss_fault(one.losses, truth.losses, tolerance=0.001) is None
 
 
-def test_a_reference_with_other_batches_for_batch_norm_is_told_apart(tmp_path: Path) -> None:
-    """Without this difference the test above could not fail."""
+def test_another_batch_size_for_batch_norm_changes_the_losses(tmp_path: Path) -> None:
+    """Without this difference, the test above could never fail."""
     for name in ("reference", "ours"):
         (tmp_path / name).mkdir()
     whole = {**WITH_BATCH_NORM, "micro_batch": 2 * WITH_BATCH_NORM["micro_batch"]}
@@ -99,9 +97,7 @@ def test_a_reference_with_other_batches_for_batch_norm_is_told_apart(tmp_path: P
     assert loss_fault(one.losses, truth.losses, tolerance=0.001) is not None
 
 
-def test_local_sgd_is_plain_ddp_at_first_and_its_replicas_are_equal_after_every_period(
-    reference: Launch, tmp_path: Path
-) -> None:
+def test_local_sgd_starts_as_plain_ddp_and_averages_after_every_period(reference: Launch, tmp_path: Path) -> None:
     options = ACCELERATORS["local-sgd"].options
     begins, period = options["start"], options["period"]
     equal = {}
@@ -150,7 +146,7 @@ def cells(table: pd.DataFrame | None) -> list[tuple[object, ...]]:
     return [tuple(table), *table.itertuples(index=False, name=None)]
 
 
-def test_scaling_compares_with_one_device_and_over_nodes_with_one_node() -> None:
+def test_scaling_compares_with_one_device_and_several_nodes_with_one_node() -> None:
     """One machine with 16 devices is one node, so it has no columns for nodes."""
     wide = ("model", "batch a device", "devices", "samples/s", "ddp_acc", "against")
     one_machine = [
@@ -184,7 +180,7 @@ def test_acceleration_needs_plain_ddp_on_as_many_devices() -> None:
     ]
 
 
-def test_rows_that_ran_out_of_memory_show_oom_and_are_never_a_base() -> None:
+def test_out_of_memory_rows_show_oom_and_are_never_a_base() -> None:
     """The base is the fewest devices that plain DDP fits on. An accelerated variant has no ratio if plain DDP does not
     fit on as many devices."""
     work = {"model": "resnet50", "micro_batch": 32}

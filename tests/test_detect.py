@@ -1,4 +1,4 @@
-"""Devices are found as CUDA would show them, without CUDA and without torch."""
+"""Devices are found in CUDA's order and selection, without CUDA and without torch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Gpu:
     mib: int = 143771
     capability: tuple[int, int] | None = (9, 0)
     mig: bool | None = False
-    """``None`` where the device knows no MIG."""
+    """``None`` if the device does not support MIG."""
 
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as detection asks for; a device is its own handle."""
+    """The part of ``pynvml`` that detection uses. A device is its own handle."""
 
     gpus: list[Gpu] = field(default_factory=list)
     instances: list[Gpu] = field(default_factory=list)
@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def names_of(value: str | None, gpus: list[Gpu], **environ: str) -> list[str]:
-    """UUIDs that are found under ``CUDA_VISIBLE_DEVICES=value``."""
+    """UUIDs found with ``CUDA_VISIBLE_DEVICES=value``, without their prefix."""
     if value is not None:
         environ["CUDA_VISIBLE_DEVICES"] = value
     nvml = FakeNvml(gpus)
@@ -131,7 +131,7 @@ def test_nvidia_devices_are_found_through_nvml(root: Path) -> None:
         (" 1 , 2 ", ["ab", "c"]),
         ("GPU-c", ["c"]),
         ("GPU-ab,GPU-d", ["ab", "d"]),
-        ("GPU-a", []),  # Two devices begin so.
+        ("GPU-a", []),  # two devices have this prefix
         ("0,-1,1", ["aa"]),
         ("0,9,1", ["aa"]),
         ("", []),
@@ -139,7 +139,7 @@ def test_nvidia_devices_are_found_through_nvml(root: Path) -> None:
         ("NoDevFiles", []),
     ],
 )
-def test_cuda_visible_devices(value: str | None, expected: list[str]) -> None:
+def test_cuda_visible_devices_selects_as_cuda_does(value: str | None, expected: list[str]) -> None:
     assert names_of(value, FOUR) == expected
 
 
@@ -148,7 +148,7 @@ def test_hidden_devices_are_named() -> None:
     assert (found.kind, found.hidden) == ("cpu", "CUDA_VISIBLE_DEVICES='' hides 4 × NVIDIA H200.")
 
 
-def test_on_a_mixed_machine_a_number_names_no_device_unless_cuda_counts_by_bus() -> None:
+def test_a_number_on_a_mixed_machine_selects_only_with_pci_bus_order() -> None:
     mixed = [Gpu(uuid="GPU-a"), Gpu(name="Tesla T4", uuid="GPU-b", mib=15360)]
     assert names_of("1", mixed) == ["a", "b"]
     assert names_of("1", mixed, CUDA_DEVICE_ORDER="PCI_BUS_ID") == ["b"]
@@ -156,12 +156,12 @@ def test_on_a_mixed_machine_a_number_names_no_device_unless_cuda_counts_by_bus()
     assert names_of("", mixed, CUDA_DEVICE_ORDER="PCI_BUS_ID") == []
 
 
-def test_the_lowest_capability_counts() -> None:
+def test_the_lowest_compute_capability_counts() -> None:
     gpus = [Gpu(capability=(9, 0)), Gpu(capability=(8, 6)), Gpu(mig=None, capability=(10, 0))]
     assert find(nvml=FakeNvml(gpus), environ={}).compute_capability == (8, 6)
 
 
-def test_a_device_that_mig_splits_is_refused() -> None:
+def test_a_device_in_mig_mode_is_refused() -> None:
     with pytest.raises(HardwareNotFound) as error:
         find(nvml=FakeNvml([Gpu(mig=True)]), environ={})
     assert str(error.value) == (
@@ -193,11 +193,11 @@ def test_without_a_working_nvml_there_are_no_nvidia_devices(root: Path, failure:
     assert (found.kind, found.names, found.hidden) == ("cpu", (), hidden)
 
 
-def test_no_gpu_and_no_sign_of_any_other_device_leaves_torch_alone(root: Path) -> None:
+def test_torch_is_not_asked_without_a_sign_of_a_device(root: Path) -> None:
     assert find(nvml=FakeNvml(), environ={}, root=root, probe=never).kind == "cpu"
 
 
-def test_cpu_looks_at_no_device(root: Path) -> None:
+def test_hw_cpu_looks_for_no_device(root: Path) -> None:
     found = find("cpu", nvml=FakeNvml(failure=Failure("asked without need")), environ={}, root=root, probe=never)
     assert (found.kind, found.hidden) == ("cpu", "")
 

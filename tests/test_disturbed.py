@@ -1,4 +1,4 @@
-"""A machine that others keep busy, for real and through the public door: named, red, and not blamed on the code."""
+"""End to end: other processes slow a step, and the row names them, fails as ``environment``, and blames no code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_trainbench.schema.record import dump, read_record
 STEPS, WARMUP = 20, 8
 
 PRELOAD = "-o", "trainbench_preload=torch._dynamo"
-"""What the step below has torch import."""
+"""The modules that torch imports for the step below."""
 
 STEP = f"""
 from pathlib import Path
@@ -38,7 +38,7 @@ def my_step(mesh, *, width):
     def run():
         nonlocal runs
         runs += 1
-        # Those beside us burn while steps are timed, and let the rest of the test go quickly.
+        # The other processes burn only while steps are timed, so that the rest of the test is quick.
         if runs == {WARMUP}:
             BURN.touch()
         loss = torch.nn.functional.mse_loss(model(x), y)
@@ -71,7 +71,7 @@ while True:
 
 @contextlib.contextmanager
 def burners(project: pytest.Pytester) -> Iterator[None]:
-    """Two busy processes a core, as long as the steps of a launch are timed."""
+    """Two busy processes per core while the steps of a launch are timed."""
     command = [sys.executable, "-c", BURNER, str(project.path / "burn")]
     started = [subprocess.Popen(command) for _ in range(2 * len(os.sched_getaffinity(0)))]
     try:
@@ -83,7 +83,7 @@ def burners(project: pytest.Pytester) -> Iterator[None]:
 
 
 def calmed(path: Path) -> None:
-    """The stored baseline as a machine without others would have given it: the one that runs this test may be busy."""
+    """Rewrite the baseline as an undisturbed machine would have measured it: the machine of this test may be busy."""
     record = read_record(path)
     (one,) = record.launches
     fastest_ms = min(one.step_ms)
@@ -96,7 +96,7 @@ def calmed(path: Path) -> None:
     path.write_text(dump(dataclasses.replace(record, launches=(calm,) * 3).to_json()))
 
 
-def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(project: pytest.Pytester) -> None:
+def test_a_step_slowed_by_other_processes_ends_as_environment(project: pytest.Pytester) -> None:
     project.makepyfile(my_steps=STEP, test_it=TEST)
     assert pytest_run(project, *PRELOAD, "--save-baseline", "--launches", "1").ret == 0
     (path,) = stored(project)
@@ -106,11 +106,11 @@ def test_a_step_that_others_slow_is_the_environments_names_them_and_is_red(proje
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            # Steps that others interrupt may be too uneven for a verdict of their own; samples/s then has one.
+            # Interrupted steps may be too uneven for a verdict on the step time. Then samples/s has one.
             "environment: mine: *% worse *; the machine*other processes used *% of the cores, baseline 0%*",
             "  judged    step time: * worse *",
             "  machine   other processes used *% of the cores, baseline 0%",
-            "  then      look at the machine before the commit, and run this again; nothing is to be accepted",
+            "  then      first check the machine, then run this again; do not save a new baseline",
             "*trainbench: 1 environment*",
         ]
     )

@@ -1,4 +1,4 @@
-"""Drift over many nights: an exact chance, one machine at a time, and what was accepted is not said again."""
+"""Drift over many nights: an exact test per machine, and an accepted drift is not reported again."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ CASE = "train_step(strategy=zero2) @ dp4"
 START = datetime(2026, 9, 1, 2, 17, tzinfo=timezone.utc)
 
 
-def test_a_rate_that_halved_is_half_less() -> None:
-    """As the verdict has it: of the baseline's rate, and not of tonight's."""
+def test_a_halved_rate_is_a_drift_of_half() -> None:
+    """As in a verdict, the change is a fraction of the baseline's rate and not of tonight's."""
     history = [
         replace(one, entries={CASE: replace(entry, launches=({"samples_per_s": 100.0 if number < 20 else 50.0},))})
         for number in range(30)
@@ -69,7 +69,7 @@ def run(
     nodes: str = "",
     code: str = "",
 ) -> Run:
-    """The run of one night, with a launch for each step time (ms)."""
+    """The run of one night, with one launch per step time (ms)."""
     entry = Entry(
         id=CASE,
         label="sharding[zero2-dp4]",
@@ -101,7 +101,7 @@ def figures(history: Sequence[Run]) -> list[float]:
 
 
 @pytest.mark.parametrize(("before", "since"), [(4, 4), (3, 5), (9, 6)])
-def test_the_chance_is_that_of_all_orders(before: int, since: int) -> None:
+def test_the_chance_matches_counting_all_orders(before: int, since: int) -> None:
     every = [
         _above([*(set(range(before + since)) - set(late)), *late])[since]
         for late in itertools.combinations(range(before + since), since)
@@ -110,7 +110,7 @@ def test_the_chance_is_that_of_all_orders(before: int, since: int) -> None:
     assert _chances(before, since) == pytest.approx(counted)
 
 
-def test_the_chance_is_scipys() -> None:
+def test_the_chance_matches_scipy() -> None:
     values = quiet(40, seed=3)
     expected = mannwhitneyu(values[28:], values[:28], alternative="greater", method="exact").pvalue
     assert _chances(28, 12)[_above(values)[12]] == pytest.approx(expected)
@@ -135,18 +135,18 @@ def test_a_slow_drift_is_found() -> None:
 
 
 @pytest.mark.parametrize("by", [-0.02, 0.005, 0.0])
-def test_what_is_better_or_under_the_floor_is_not_said(by: float) -> None:
+def test_an_improvement_or_a_change_under_the_floor_is_no_drift(by: float) -> None:
     assert rise(risen(60, by, after=40), error=ERROR, floor=0.01) is None
 
 
-def test_what_has_passed_is_not_said() -> None:
+def test_a_drift_that_has_recovered_is_not_reported() -> None:
     passed = [value + (30 <= number < 40) * 0.02 for number, value in enumerate(quiet(60))]
     assert rise(passed[:40], error=ERROR, floor=0.01) is not None
     assert rise(passed, error=ERROR, floor=0.01) is None
 
 
-def test_series_without_a_change_rise_as_seldom_as_allowed_whatever_the_noise() -> None:
-    """At an error large enough to be counted: 5 % of 400 is 20, and 32 or more have a chance of 1 in 150."""
+def test_unchanged_series_drift_no_more_often_than_allowed() -> None:
+    """The error rate is large enough to count: 5 % of 400 is 20, and 32 or more have a probability of 1 in 150."""
     rng = np.random.default_rng(5)
     moods = rng.normal(0, 0.002, (400, 40)) + (rng.random((400, 40)) < 0.3) * 0.05
     tails = rng.standard_t(2, (400, 40)) * 0.005
@@ -155,7 +155,7 @@ def test_series_without_a_change_rise_as_seldom_as_allowed_whatever_the_noise() 
 
 
 @pytest.mark.parametrize(("error", "least"), [(ERROR, 18), (0.005, 13)])
-def test_nights_that_are_needed(error: float, least: int) -> None:
+def test_fewer_than_the_needed_nights_show_no_drift(error: float, least: int) -> None:
     assert needed(error) == least
 
     def best(count: int) -> bool:
@@ -183,14 +183,14 @@ def test_another_machine_or_power_cap_is_another_history() -> None:
     assert figures(history) == [100.0, 101.0]
 
 
-def test_nights_on_several_nodes_are_of_the_same_ones() -> None:
+def test_nights_on_several_nodes_count_only_for_the_same_nodes() -> None:
     history = [run(0, 90.0), run(1, 80.0, nodes="ba987654"), run(2, 100.0, nodes="ffffffff")]
     assert figures([*history, run(3, 101.0, nodes="ffffffff")]) == [100.0, 101.0]
     assert figures([*history, run(3, 91.0)]) == [90.0, 91.0]
 
 
-def test_what_another_machine_says_in_the_same_folder_accepts_nothing_here() -> None:
-    """One folder for a fleet, and a baseline for each of its machines."""
+def test_reports_of_another_machine_accept_nothing_on_this_machine() -> None:
+    """A fleet shares one folder, and each machine has its own baseline."""
     other: dict[str, Any] = {"machine": "fedcba98", "baseline": "theirs", "hours": 1}
     history = [
         each for day in range(4) for each in (run(day, 100.0 + day), run(day, 9.0, outcome="regression", **other))
@@ -198,28 +198,28 @@ def test_what_another_machine_says_in_the_same_folder_accepts_nothing_here() -> 
     assert figures([*history, run(4, 104.0)]) == [100.0, 101.0, 102.0, 103.0, 104.0]
 
 
-def test_nor_does_it_take_back_what_was_said_here() -> None:
+def test_runs_of_another_machine_do_not_clear_a_report_of_this_machine() -> None:
     history = [run(0, 100.0), run(1, 110.0, outcome="regression"), run(1, 100.0, machine="fedcba98", hours=1)]
     assert figures([*history, run(2, 110.0, outcome="saved", baseline="new")]) == [110.0]
 
 
 @pytest.mark.parametrize("outcome", ["invalid", "crash", "timeout", "incomparable", "environment"])
-def test_what_cannot_be_believed_is_no_night(outcome: str) -> None:
+def test_a_run_without_a_valid_measurement_is_no_night(outcome: str) -> None:
     assert figures([run(0, 100.0), run(1, 200.0, outcome=outcome), run(2, 101.0)]) == [100.0, 101.0]
 
 
 @pytest.mark.parametrize("outcome", ["regression", "improvement", "incomparable"])
-def test_a_baseline_saved_after_a_change_was_said_begins_anew(outcome: str) -> None:
+def test_a_baseline_saved_after_a_reported_change_starts_a_new_history(outcome: str) -> None:
     history = [run(0, 100.0), run(1, 110.0, outcome=outcome), run(2, 110.0, outcome="saved", baseline="new")]
     assert figures([*history, run(3, 111.0, baseline="new")]) == [110.0, 111.0]
 
 
-def test_so_does_one_saved_after_a_drift_was_said() -> None:
+def test_a_baseline_saved_after_a_reported_drift_starts_a_new_history() -> None:
     history = [run(0, 100.0), run(1, 101.0, drifted=True), run(2, 102.0, baseline="new")]
     assert figures(history) == [102.0]
 
 
-def test_a_baseline_saved_while_nothing_was_said_hides_nothing() -> None:
+def test_a_baseline_saved_without_a_reported_change_keeps_the_history() -> None:
     history = [run(0, 100.0, outcome="regression"), run(1, 100.0), run(2, 101.0, baseline="new")]
     assert figures([*history, run(3, 102.0, baseline="new")]) == [100.0, 100.0, 101.0, 102.0]
 
@@ -228,10 +228,10 @@ def test_old_nights_are_left_out() -> None:
     assert len(figures(runs(quiet(NIGHTS_MOST + 5)))) == NIGHTS_MOST
 
 
-# What is said
+# The report
 
 
-def test_a_drift_says_since_when_and_what_differs() -> None:
+def test_a_drift_gives_its_first_night_and_the_differences() -> None:
     values = risen(40, 0.03, after=32)
     history = [
         *runs(values[:32], commit="a1b2c3", code="1a"),
@@ -256,12 +256,12 @@ def test_a_drift_says_since_when_and_what_differs() -> None:
     assert lines(found, Path("/history")) == [
         f"drift: sharding[zero2-dp4]: step time {drift.change:.1%} worse since 2026-10-03"
         " (8 nights against 32 before; your code: 1a → 2b; commit: a1b2c3 → d4e5f6)",
-        "a drift is said every night, until it is mended or --save-baseline accepts it",
+        "a drift is reported in every run, until it is repaired or --save-baseline accepts it",
         "history: 1 drift over 40 nights on this machine",
     ]
 
 
-def test_a_baseline_that_is_saved_now_and_then_hides_no_drift() -> None:
+def test_baselines_saved_now_and_then_hide_no_drift() -> None:
     history = [
         run(number, 100 * math.exp(value) * 1.003 ** max(0, number - 30), baseline=f"baseline {number // 4}")
         for number, value in enumerate(quiet(42))
@@ -279,10 +279,8 @@ def test_a_baseline_that_is_saved_now_and_then_hides_no_drift() -> None:
         ({"step_ms": {"tolerance": 0.1}}, ["step_ms", "samples_per_s"]),
     ],
 )
-def test_the_floor_that_a_test_asks_for_holds_for_drift_too(
-    limits: dict[str, dict[str, float]], said: list[str]
-) -> None:
-    """As for a verdict: ``--floor`` is of no account there, and the rate is the same time."""
+def test_the_floor_of_a_test_applies_to_drift(limits: dict[str, dict[str, float]], said: list[str]) -> None:
+    """As in a verdict, the test's floor wins over ``--floor``. It applies to the rate too, which is the same time."""
     history = []
     for night in runs(risen(40, 0.03, after=32)):
         entry = night.entries[CASE]
@@ -295,7 +293,7 @@ def test_the_floor_that_a_test_asks_for_holds_for_drift_too(
         assert watch(history[:-1], history[-1], night_error=1 / 30, floor=0.01, gates=gates) == found
 
 
-def test_where_all_rows_drift_the_largest_are_said() -> None:
+def test_only_the_largest_drifts_are_listed() -> None:
     drifts = tuple(
         Drift(
             id=str(number),
@@ -316,7 +314,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
     )
     assert said[10:] == [
         "drift: and 2 more, all smaller",
-        "a drift is said every night, until it is mended or --save-baseline accepts it",
+        "a drift is reported in every run, until it is repaired or --save-baseline accepts it",
         "history: 12 drifts over 35 nights on this machine",
     ]
 
@@ -324,7 +322,7 @@ def test_where_all_rows_drift_the_largest_are_said() -> None:
 def test_rows_that_have_too_few_nights_are_counted() -> None:
     said = lines(Findings(nights={"one": 3, "two": 40, "three": 5}, needed=14), Path("/history"))
     assert said == [
-        "history: 2 of 3 rows have fewer than the 14 nights on this machine that a drift takes to be seen;"
+        "history: 2 of 3 rows have fewer than the 14 nights on this machine that drift detection needs;"
         " no drift in the others"
     ]
 
@@ -333,7 +331,7 @@ def test_a_history_that_is_too_short_says_so() -> None:
     history = runs(quiet(4))
     found = watch(history[:-1], history[-1], night_error=1 / 30)
     assert lines(found, Path("/history")) == [
-        "history: 4 nights of these rows on this machine; a drift can be seen from 13 on (/history)"
+        "history: 4 nights of these rows on this machine; drift detection needs 13 (/history)"
     ]
 
 
@@ -344,6 +342,6 @@ def test_a_quiet_history_says_so() -> None:
     ]
 
 
-def test_tonights_rows_without_figures_say_nothing() -> None:
+def test_rows_without_figures_give_no_history_line() -> None:
     history = runs(quiet(20))
     assert lines(watch(history, run(20, outcome="crash"), night_error=1 / 30), Path("/history")) == []

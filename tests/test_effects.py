@@ -1,4 +1,4 @@
-"""What one change made: only between cases that differ in nothing else."""
+"""The effect of a single change, between cases that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def lines(*records: Record) -> list[dict[Hashable, Any]]:
     return one_change.table(records).to_dict("records")
 
 
-def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
-    """Words follow the one measured first, numbers the next smaller one."""
+def test_a_change_is_shown_between_cases_that_share_everything_else() -> None:
+    """A word is compared with the word measured first, a number with the next smaller number."""
     assert lines(
         of(100.0),
         of(130.0, batch=16, mib=300),
@@ -31,17 +31,17 @@ def test_each_change_is_seen_between_cases_that_share_everything_else() -> None:
         of(360.0, precision="bf16", mesh="dp2", mib=60),
     ) == [
         {
-            "change": "precision fp32 → bf16", "pairs": "1", "samples/s": "+100.0%", "a device": "+100.0%",
+            "change": "precision fp32 → bf16", "pairs": "1", "samples/s": "+100.0%", "per device": "+100.0%",
             "memory": "−40.0%",
         },
-        {"change": "batch 4 → 8", "pairs": "1", "samples/s": "+20.0%", "a device": "+20.0%", "memory": "+80.0%"},
-        {"change": "batch 8 → 16", "pairs": "1", "samples/s": "+8.3%", "a device": "+8.3%", "memory": "+66.7%"},
-        {"change": "mesh dp1 → dp2", "pairs": "1", "samples/s": "+80.0%", "a device": "−10.0%", "memory": "0.0%"},
+        {"change": "batch 4 → 8", "pairs": "1", "samples/s": "+20.0%", "per device": "+20.0%", "memory": "+80.0%"},
+        {"change": "batch 8 → 16", "pairs": "1", "samples/s": "+8.3%", "per device": "+8.3%", "memory": "+66.7%"},
+        {"change": "mesh dp1 → dp2", "pairs": "1", "samples/s": "+80.0%", "per device": "−10.0%", "memory": "0.0%"},
     ]  # fmt: skip
 
 
-def test_a_parameter_that_one_case_lacks_is_a_change_like_any_other() -> None:
-    """Whichever was measured first, the case without it is the one to beat; one of ``None`` is without it too."""
+def test_a_missing_parameter_is_a_change() -> None:
+    """A value is compared with the case without the parameter, in any order. ``None`` counts as without."""
     assert [(line["change"], line["samples/s"]) for line in lines(
         of(150.0, graph="inductor"), of(100.0, graph=None), of(120.0, graph="ort-all"),
         of(40.0, batch=8), of(60.0, batch=8, steps=4), of(80.0, batch=8, steps=16),
@@ -54,16 +54,16 @@ def test_a_parameter_that_one_case_lacks_is_a_change_like_any_other() -> None:
     ]  # fmt: skip
 
 
-def test_two_cases_that_differ_in_saying_none_only_show_no_change() -> None:
+def test_a_parameter_of_none_equals_a_missing_parameter() -> None:
     assert lines(of(100.0), of(110.0, graph=None)) == []
 
 
-def test_a_device_is_any_that_a_rank_drives() -> None:
+def test_samples_per_device_count_all_devices_of_a_rank() -> None:
     four = record(launch(samples_per_s=200.0, devices=4.0), of=case(mesh="dp1", precision="fp32", batch=8))
-    assert [line["a device"] for line in lines(of(100.0), four)] == ["−50.0%"]
+    assert [line["per device"] for line in lines(of(100.0), four)] == ["−50.0%"]
 
 
-def test_a_change_that_several_pairs_show_is_their_median() -> None:
+def test_a_change_is_the_median_over_its_pairs() -> None:
     pairs = [(100.0, 150.0), (100.0, 160.0), (100.0, 290.0)]
     records = [
         of(rate, batch=batch, steps=steps)

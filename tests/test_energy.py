@@ -1,4 +1,4 @@
-"""Energy is read around the timed steps, where the device counts it."""
+"""Energy is read before and after the timed steps, if the device counts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as the counter asks for; a device is its own handle."""
+    """The part of ``pynvml`` that the counter uses. A device's UUID is its handle."""
 
     total_mj: dict[str, int] = field(default_factory=dict)
     driver: bool = True
@@ -45,7 +45,7 @@ class FakeNvml:
         return self.total_mj[handle]
 
 
-def test_the_counter_is_that_of_the_device_in_joules() -> None:
+def test_the_counter_gives_joules_of_the_device() -> None:
     nvml = FakeNvml({"GPU-a": 5_000, "GPU-b": 7_000})
     counted = energy.counter("GPU-b", nvml=nvml)
     assert counted is not None and counted() == 7.0
@@ -56,7 +56,7 @@ def test_the_counter_is_that_of_the_device_in_joules() -> None:
 @pytest.mark.parametrize(
     "nvml", [FakeNvml({"GPU-a": 1}, driver=False), FakeNvml(), FakeNvml({"GPU-a": 1}, counts=False)]
 )
-def test_a_device_without_a_counter_has_none(nvml: FakeNvml) -> None:
+def test_a_device_that_does_not_count_has_no_counter(nvml: FakeNvml) -> None:
     assert energy.counter("GPU-a", nvml=nvml) is None
 
 
@@ -65,10 +65,10 @@ def test_a_cpu_has_no_counter() -> None:
 
 
 @pytest.mark.parametrize(("devices", "taken_j"), [(1, 12 * 3.0), (2, None)])
-def test_the_timed_steps_and_no_others_are_counted(
+def test_energy_covers_only_the_timed_steps(
     devices: int, taken_j: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step takes 3 J; warming up takes some as well. Of two devices behind one rank, one counter tells nothing."""
+    """Each step takes 3 J, also in the warm-up. If a rank has two devices, one device's counter is not enough."""
     runs = 0
 
     def run() -> torch.Tensor:
@@ -87,7 +87,7 @@ def test_the_timed_steps_and_no_others_are_counted(
     ("joules", "per_sample"),
     [((100.0, 60.0), 160.0 / (8 * 4)), ((None, None), None), ((100.0, None), None), ((100.0, 0.0), None)],
 )
-def test_energy_a_sample_adds_up_all_ranks_or_is_not_known(
+def test_energy_per_sample_adds_up_all_ranks_or_is_absent(
     joules: tuple[float | None, ...], per_sample: float | None
 ) -> None:
     """Four timed steps of 8 samples."""
@@ -95,7 +95,7 @@ def test_energy_a_sample_adds_up_all_ranks_or_is_not_known(
     assert launch.metrics.get("energy_j_per_sample") == per_sample
 
 
-def test_a_rank_with_several_devices_says_so_and_shares_its_flops_among_them() -> None:
+def test_flops_of_a_rank_with_several_devices_are_divided_by_them() -> None:
     one, four = (reduce([trace(devices=devices, flops_counted=4e12)], peak_tflops=None).metrics for devices in (1, 4))
     assert ("devices" in one, four["devices"]) == (False, 4)
     assert one["tflops_per_device"] / four["tflops_per_device"] == pytest.approx(4)

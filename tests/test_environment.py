@@ -1,4 +1,4 @@
-"""An environment keeps what must match apart from what may explain a difference, and nothing private."""
+"""An environment separates facts that must match from suspects, and records nothing private."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Failure(Exception):
 
 @dataclass
 class FakeNvml:
-    """As much of ``pynvml`` as an environment asks for: ``count`` devices, joined all alike."""
+    """The part of ``pynvml`` that an environment uses: ``count`` devices, all linked in the same way."""
 
     count: int = 4
     nvlinks: int = 18
@@ -117,7 +117,7 @@ def on_gpus(tmp_path: Path, nvml: FakeNvml, count: int = 4, environ: Mapping[str
     return capture(h200(count), tmp_path, nvml=nvml, environ=environ or {}, torch=TORCH, etc=tmp_path)
 
 
-def test_four_gpus(tmp_path: Path) -> None:
+def test_an_environment_of_four_gpus_is_captured(tmp_path: Path) -> None:
     environment = on_gpus(tmp_path, FakeNvml(), environ={"NCCL_ALGO": "Ring", "HOME": "/home/me"})
     assert environment.must_match == {
         "device": "NVIDIA H200",
@@ -152,11 +152,11 @@ def test_four_gpus(tmp_path: Path) -> None:
         (FakeNvml(silent=("nvmlDeviceGetP2PStatus",)), 2, None),
     ],
 )
-def test_the_link_is_that_of_the_worst_pair(tmp_path: Path, nvml: FakeNvml, count: int, link: str | None) -> None:
+def test_the_link_is_of_the_worst_pair(tmp_path: Path, nvml: FakeNvml, count: int, link: str | None) -> None:
     assert on_gpus(tmp_path, nvml, count).must_match.get("link") == link
 
 
-def test_the_power_cap_is_the_lowest_and_absent_where_the_driver_does_not_say(tmp_path: Path) -> None:
+def test_the_power_cap_is_the_lowest_or_absent(tmp_path: Path) -> None:
     assert on_gpus(tmp_path, FakeNvml(power_mw={2: 500_000})).must_match["power_cap_w"] == 500
     silent = on_gpus(tmp_path, FakeNvml(silent=("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetEccMode")))
     assert "power_cap_w" not in silent.must_match
@@ -168,7 +168,7 @@ def test_a_machine_stays_the_same_when_fewer_of_its_devices_are_used(tmp_path: P
     assert two.machine == four.machine != other.machine
 
 
-def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path) -> None:
+def test_a_machine_without_gpus_is_identified_by_its_machine_id(tmp_path: Path) -> None:
     (tmp_path / "machine-id").write_text("4d1b\n")
     cpu = capture(CPU, tmp_path, environ={}, torch=TORCH, etc=tmp_path)
     assert cpu.must_match == {"device": "AMD EPYC"}
@@ -176,7 +176,7 @@ def test_a_machine_without_gpus_is_known_by_its_machine_id(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("unset", [None, "", "uninitialized\n"])
-def test_a_machine_without_a_machine_id_is_known_by_its_name(
+def test_a_machine_without_a_machine_id_is_identified_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: str | None
 ) -> None:
     if unset is not None:
@@ -191,7 +191,7 @@ def test_a_machine_without_a_machine_id_is_known_by_its_name(
     assert [named(name) for name in ("", "localhost", "localhost.localdomain")] == [""] * 3, "no name of its own"
 
 
-def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Path) -> None:
+def test_recorded_variables_contain_no_paths_devices_or_secrets(tmp_path: Path) -> None:
     environ = {
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "NCCL_HOSTID": "node7",
@@ -207,7 +207,7 @@ def test_variables_give_away_neither_paths_nor_devices_nor_secrets(tmp_path: Pat
     }
 
 
-def test_the_commit_says_when_files_differ_from_it(tmp_path: Path) -> None:
+def test_the_commit_of_a_changed_working_tree_is_marked_dirty(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@t")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
@@ -221,7 +221,7 @@ def test_the_commit_says_when_files_differ_from_it(tmp_path: Path) -> None:
     assert dirty == f"{clean}+dirty"
 
 
-def test_json_round_trip(tmp_path: Path) -> None:
+def test_an_environment_survives_json(tmp_path: Path) -> None:
     environment = on_gpus(tmp_path, FakeNvml())
     assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
 
@@ -240,7 +240,7 @@ OLD = Environment(
 )
 
 
-def test_differences_show_the_most_telling_first() -> None:
+def test_the_most_telling_differences_come_first() -> None:
     new = replace(
         OLD,
         suspects={
@@ -265,7 +265,7 @@ def test_differences_show_the_most_telling_first() -> None:
     assert differences(OLD, OLD) == []
 
 
-def test_mismatches_leave_out_the_link_of_a_single_rank() -> None:
+def test_the_link_of_a_single_rank_is_no_mismatch() -> None:
     new = replace(OLD, must_match={**OLD.must_match, "link": "none", "power_cap_w": 500})
     assert mismatches(OLD, new, devices=1) == [("power_cap_w", 700, 500)]
     assert mismatches(OLD, new, devices=2) == [
@@ -289,7 +289,7 @@ def test_an_environment_refuses_nonsense(change: dict[str, Any], message: str) -
     assert str(error.value) == message
 
 
-def test_the_real_torch_is_read_without_a_cuda_context(tmp_path: Path) -> None:
+def test_reading_torch_creates_no_cuda_context(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     environment = capture(CPU, tmp_path, environ={}, etc=tmp_path)
     assert environment.suspects["torch"] == torch.__version__

@@ -1,4 +1,4 @@
-"""Which products are done in 8 bits."""
+"""Float8: which products are computed in 8 bits, and how exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchao.float8.float8_linear import Float8Linear
 from bench_tests.models import find_model, float8
 
 
-def test_the_linear_layers_of_the_blocks_are_converted_and_nothing_else_and_parameters_stay() -> None:
+def test_only_linear_layers_of_blocks_are_converted_and_parameters_stay() -> None:
     model = find_model("bert-tiny").build("cpu", sequence=16)
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     linear = {name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
@@ -22,7 +22,7 @@ def test_the_linear_layers_of_the_blocks_are_converted_and_nothing_else_and_para
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
 
 
-def test_a_float8_product_is_rounded_and_no_more() -> None:
+def test_a_float8_product_differs_only_by_rounding() -> None:
     torch.manual_seed(0)
     block = nn.ModuleList([nn.Linear(32, 32)])
     x = torch.randn(16, 32)

@@ -1,4 +1,4 @@
-"""The counter agrees with what can be counted by hand."""
+"""The FLOP counter agrees with counting by hand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_attention_counts_two_products_forward_and_four_backward_whatever_the_ke
     assert counted.get_total_flops() == 6 * product
 
 
-def test_a_kernel_of_the_gpu_counts_the_same() -> None:
-    """Its shapes alone decide, so the formula can be asked without the device."""
+def test_a_gpu_kernel_counts_the_same() -> None:
+    """The count depends only on shapes, so the formula needs no device."""
     backward = flops.counter().flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
     gradient, query, key, value = (torch.empty(BATCH, HEADS, SEQUENCE, WIDTH) for _ in range(4))
     assert backward(gradient, query, key, value, out_val=None) == 4 * 2 * BATCH * HEADS * SEQUENCE**2 * WIDTH

@@ -1,4 +1,4 @@
-"""Records as a table: one row a launch, every metric under its own name."""
+"""Records as a table: one row per launch, every metric under its own name."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_launch_is_a_row_with_its_case_and_metrics() -> None:
     ]
 
 
-def test_what_a_launch_ran_under_is_that_of_the_worst_device() -> None:
+def test_a_condition_column_shows_the_worst_device() -> None:
     one = launch(conditions={"sm_mhz": [1980.0, 1410.0], "hw_thermal": [0.0, 0.3], "to come": [1.0, 2.0]})
     (row,) = frame([record(one)]).to_dict("records")
     found = {name: value for name, value in row.items() if str(name).startswith("condition.")}
     assert found == {"condition.sm_mhz": 1410.0, "condition.hw_thermal": 0.3, "condition.to come": 2.0}
 
 
-def test_a_launch_that_failed_is_a_row_without_metrics() -> None:
+def test_a_failed_launch_is_a_row_without_metrics() -> None:
     table = frame([FIRST, SECOND])
     assert list(table["outcome"]) == ["ok", "ok", "oom"]
     assert list(table["reason"].isna()) == [True, True, False]
@@ -56,7 +56,7 @@ def test_a_launch_that_failed_is_a_row_without_metrics() -> None:
     assert list(table["world_size"]) == [2, 2, 4]
 
 
-def test_numbers_are_numbers_and_times_are_times() -> None:
+def test_columns_have_types_of_numbers_and_times() -> None:
     table = frame([FIRST])
     assert table["step_ms"].mean() == 100.5
     assert str(table["created"].dt.tz) == "UTC"
@@ -69,7 +69,7 @@ def test_no_parameter_hides_a_column() -> None:
     assert list(table["outcome"]) == ["ok"] * 3
 
 
-def test_every_metric_says_its_unit_in_its_name() -> None:
+def test_the_name_of_every_metric_ends_with_its_unit() -> None:
     endings = {
         "ms": "_ms",
         "1/s": "_per_s",
@@ -95,7 +95,7 @@ def test_a_folder_without_records_is_an_empty_table(tmp_path: Path) -> None:
     assert load(tmp_path).empty
 
 
-def test_a_path_that_is_not_there_is_said_with_what_writes_it(tmp_path: Path) -> None:
+def test_a_missing_path_is_named_with_the_options_that_write_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         load(tmp_path / "gone")
     assert str(error.value) == f"{tmp_path / 'gone'} does not exist; --results DIR or --save-baseline writes records"

@@ -1,4 +1,4 @@
-"""The table of graph optimisation: whose gain is over what, and whose memory is known."""
+"""The table of graph optimisation: which eager row a gain is compared with, and whose memory is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cells(*records: Record) -> list[dict[Hashable, Any]]:
     return table.to_dict("records")
 
 
-def test_a_graph_stands_beside_the_eager_record_of_its_format_and_the_published_figures() -> None:
+def test_a_graph_is_shown_with_its_eager_record_and_published_figures() -> None:
     common = {"model": "bert-base", "precision": "single (tf32)", "sequence": "128", "mesh": "dp4"}
     assert cells(record(1000.0), record(1250.0, graph="ort-all")) == [
         {
@@ -61,7 +61,7 @@ def test_a_graph_stands_beside_the_eager_record_of_its_format_and_the_published_
     ]
 
 
-def test_a_gain_is_over_the_same_work_only() -> None:
+def test_a_gain_compares_only_the_same_work() -> None:
     others = [
         record(500.0, precision="fp16"),
         record(400.0, sequence=512),
@@ -73,12 +73,12 @@ def test_a_gain_is_over_the_same_work_only() -> None:
     assert [row["gain"] for row in both] == ["", "", "+120.0%"]
 
 
-def test_a_gain_over_another_machines_eager_row_is_marked() -> None:
+def test_a_gain_over_an_eager_row_of_another_machine_is_marked() -> None:
     there = replace(record(110, graph="inductor"), environment={"machine": "4567abcd"})
     assert [row["gain"] for row in cells(record(100), there)] == ["", "+10.0% †"]
 
 
-def test_what_ran_out_of_memory_says_so_has_no_gain_and_gives_none() -> None:
+def test_an_out_of_memory_row_shows_oom_and_gives_no_gain() -> None:
     too_large = samples.failed("oom")
     rows = cells(
         samples.record(too_large, of=record(1.0, precision="fp32").case),
@@ -98,16 +98,16 @@ def test_what_ran_out_of_memory_says_so_has_no_gain_and_gives_none() -> None:
     ]
 
 
-def test_torch_knows_all_the_memory_of_its_own_compiler() -> None:
+def test_a_row_of_torchs_compiler_shows_the_allocators_peak_memory() -> None:
     assert [row["peak MiB"] for row in cells(record(1000.0, graph="inductor"))] == ["2,000"]
 
 
-def test_published_figures_stand_beside_the_published_configuration_only() -> None:
+def test_published_figures_are_shown_only_for_the_published_configuration() -> None:
     rows = cells(record(100.0, graph="ort-all", mesh="dp1"), record(90.0, graph="ort-all", model="bert-tiny"))
     assert ["published samples/s" in row for row in rows] == [False, False]
 
 
-def test_formats_that_the_published_comparison_does_not_know_have_no_part() -> None:
+def test_formats_without_a_published_comparison_are_left_out() -> None:
     """A compiled row of mixed precision in bf16 or fp8 is neither its "AMP" nor its "single"."""
     others = [record(900.0, graph=graph, precision=name) for name in ("bf16", "fp8") for graph in (None, "inductor")]
     assert graph_optimisation(others) is None

@@ -56,7 +56,7 @@ def bert() -> Trainable:
     return find_model("bert-tiny").build("cpu", sequence=32)
 
 
-def test_bert_learns_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:
+def test_bert_has_the_same_losses_in_onnx_runtime_as_in_torch(sessions: list[Watched]) -> None:
     """Thirty steps. All of them run in the two sessions of the first step."""
     model = bert()
     batches = batches_of(model, 30)
@@ -67,7 +67,7 @@ def test_bert_learns_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]
     assert [session.runs for session in sessions] == [30, 30]
 
 
-def test_bert_learns_in_fp16_in_onnx_runtime_as_it_does_in_torch(sessions: list[Watched]) -> None:
+def test_bert_has_the_same_fp16_losses_in_onnx_runtime_as_in_torch(sessions: list[Watched]) -> None:
     model = bert()
     batches = batches_of(model, 12)
     eager = copy.deepcopy(model)
@@ -93,7 +93,7 @@ class Squares(nn.Module):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_level_of_optimisation_reaches_both_sessions(level: str, sessions: list[Watched]) -> None:
+def test_the_optimisation_level_reaches_both_sessions(level: str, sessions: list[Watched]) -> None:
     model = Squares()
     find_graph(f"ort-{level}").compile(model)
 
@@ -165,13 +165,13 @@ def test_bf16_has_no_arithmetic_on_a_cpu(sessions: list[Watched]) -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
+    """A process group of one rank in this process."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions: list[Watched]) -> None:
+def test_ddp_splits_the_graph_at_bucket_boundaries(alone: None, sessions: list[Watched]) -> None:
     """The split lets DDP reduce gradients while others are still computed."""
     model = Squares(width=512, layers=4)  # 1 MiB a layer
     eager = copy.deepcopy(model)
@@ -188,7 +188,7 @@ def test_under_ddp_the_graph_is_split_where_a_bucket_ends(alone: None, sessions:
 
 def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
     work: dict[str, Any] = {"model": "bert-tiny", "sequence": 16, "micro_batch": 2}
-    # What compiles changes its process for good.
+    # Compiling changes its process permanently.
     way = ranks.start if "graph" in params else ranks.train
     return launched(way(folder, "bench_tests.steps.train:train_step", mesh=f"dp{dp}", steps=4, **{**work, **params}))
 
@@ -202,7 +202,7 @@ def train(folder: Path, *, dp: int = 2, **params: Any) -> Launch:
         ("ort-all", "fp16", 0.01),
     ],
 )
-def test_two_ranks_have_the_unsharded_eager_models_losses(
+def test_two_ranks_have_the_losses_of_the_unsharded_eager_model(
     graph: str, precision: str, tolerance: float, tmp_path: Path
 ) -> None:
     reference = train(tmp_path / "reference", dp=1, strategy="reference", micro_batches=2, precision=precision)

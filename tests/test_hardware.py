@@ -1,4 +1,4 @@
-"""The table is consistent, and --hw resolves to exactly what is here or says what to type instead."""
+"""The hardware table is consistent. ``--hw`` resolves to the device that is here or says what to type instead."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def sentence(request: str, machine: Found) -> str:
     return str(error.value)
 
 
-# The table.
+# The table
 
 
-def test_table_is_large_enough_and_keyed_by_its_rows() -> None:
+def test_the_table_is_complete_and_keyed_by_its_rows() -> None:
     assert len(TABLE) >= 28
     assert all(key == row.key for key, row in TABLE.items())
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.key)
-def test_row_is_consistent(row: Accelerator) -> None:
+def test_a_row_is_consistent(row: Accelerator) -> None:
     peak = row.peak_tflops
     assert row.key.endswith(f"-{row.memory_gb}gb")
     assert row.bandwidth_gb_s is not None and row.power_w is not None and row.link is not None
-    # Half the width doubles the dense rate: one sparse figure, or one with fp16 accumulation, would not fit.
+    # Half the width doubles the dense rate. A sparse figure, or one with fp16 accumulation, breaks this ratio.
     if "tf32" in peak:
         assert peak["fp16"] == pytest.approx(2 * peak["tf32"], rel=0.03)
         assert peak["fp32"] <= peak["tf32"]
-    # Sparse figures throughout would fit each other, but not the vector units: before Blackwell, tensor cores
-    # have at most 16 times their rate.
+    # If all figures were sparse, these ratios would hold, but not the ratio to the vector units: before Blackwell,
+    # tensor cores have at most 16 times the rate of vector units.
     if "fp16" in peak and row.family != "b200":
         assert peak["fp16"] <= 16.1 * peak["fp32"]
     if "fp16" in peak and "bf16" in peak:
@@ -76,14 +76,14 @@ def test_row_is_consistent(row: Accelerator) -> None:
         assert peak["fp8"] == pytest.approx(2 * peak["bf16"], rel=0.03)
 
 
-def test_two_rows_share_a_name_only_where_memory_tells_them_apart() -> None:
+def test_two_rows_share_a_name_only_if_their_memory_differs() -> None:
     for one, other in combinations(TABLE.values(), 2):
         if set(one.names) & set(other.names):
             low, high = sorted((one.memory_gb, other.memory_gb))
             assert low * (1 + MEMORY_TOLERANCE) < high * (1 - MEMORY_TOLERANCE), (one.key, other.key)
 
 
-def test_a_word_is_never_both_a_family_and_a_key() -> None:
+def test_no_family_is_also_a_key() -> None:
     assert not set(families()) & set(TABLE)
 
 
@@ -130,10 +130,10 @@ def test_a_price_refuses_nonsense(change: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
-# What is here.
+# Hardware that is here
 
 
-def test_h200_by_every_word_that_means_it() -> None:
+def test_every_name_of_the_h200_resolves_to_it() -> None:
     expected = Hardware(
         id="h200-sxm-141gb",
         kind="cuda",
@@ -156,7 +156,7 @@ def test_h200_by_every_word_that_means_it() -> None:
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-sxm-80gb"),
         ("NVIDIA A100-PCIE-40GB", 40960, "a100-pcie-40gb"),
         ("NVIDIA A100 80GB PCIe", 81920, "a100-pcie-80gb"),
-        ("A100-SXM4-40GB", 40537, "a100-sxm-40gb"),  # As drivers before 465 name it.
+        ("A100-SXM4-40GB", 40537, "a100-sxm-40gb"),  # the name in drivers before 465
     ],
 )
 def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str) -> None:
@@ -177,11 +177,11 @@ def test_a100_resolves_to_the_exact_variant(name: str, mib: int, key: str) -> No
         ("NVIDIA GH200 480GB", 97871, "gh200-96gb"),
     ],
 )
-def test_what_drivers_report_is_recognised(name: str, mib: int, key: str) -> None:
+def test_device_names_of_drivers_are_recognised(name: str, mib: int, key: str) -> None:
     assert resolve("auto", found((name, mib))).id == key
 
 
-def test_memory_tells_apart_what_shares_a_name() -> None:
+def test_devices_of_one_name_are_distinguished_by_memory() -> None:
     name = "Intel(R) Data Center GPU Max 1550"
     assert [resolve("max-1550", found((name, mib), kind="xpu")).id for mib in (65520, 131072)] == [
         "max-1550-64gb",
@@ -207,7 +207,7 @@ def test_volta_has_neither_bf16_nor_tf32() -> None:
     ],
     ids=lambda value: value.id if isinstance(value, Hardware) else "",
 )
-def test_formats_are_those_of_the_row_and_without_one_those_of_the_kind(hardware: Hardware, formats: set[str]) -> None:
+def test_formats_are_of_the_row_or_else_of_the_kind(hardware: Hardware, formats: set[str]) -> None:
     assert {dtype for dtype in DTYPES if hardware.has(dtype)} == formats
     with pytest.raises(ValueError, match="dtype 'int8' is unknown"):
         hardware.has("int8")
@@ -223,7 +223,7 @@ def test_an_unknown_device_has_an_id_and_no_peak() -> None:
     assert (turing.amp, turing.full) == ("fp16", "fp32")
 
 
-def test_a_slice_of_a_known_device_is_not_that_device() -> None:
+def test_a_slice_of_a_known_device_is_an_unknown_device() -> None:
     assert resolve("auto", found(("NVIDIA A100-SXM4-80GB", 9728))).accelerator is None
     assert resolve("auto", found(("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9728))).accelerator is None
 
@@ -264,27 +264,27 @@ def test_a_peak_of_an_unknown_dtype_is_refused() -> None:
         resolve("h200", H200X4).peak_tflops("int8")
 
 
-# What is not here.
+# Hardware that is not here
 
 
-def test_another_family_is_here() -> None:
+def test_the_error_names_the_family_that_is_here() -> None:
     assert sentence("a100", H200X4) == ("--hw a100: no A100 here; found 4 × NVIDIA H200. Type --hw h200, or --hw auto.")
 
 
-def test_another_variant_is_here() -> None:
+def test_the_error_names_the_variant_that_is_here() -> None:
     assert sentence("a100-sxm-40gb", found(("NVIDIA A100-SXM4-80GB", 81920))) == (
         "--hw a100-sxm-40gb: no a100-sxm-40gb here; found 1 × NVIDIA A100-SXM4-80GB. "
         "Type --hw a100-sxm-80gb, or --hw auto."
     )
 
 
-def test_only_a_cpu_is_here() -> None:
+def test_the_error_says_that_only_a_cpu_is_here() -> None:
     assert sentence("h200", CPU) == (
         "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 2 cores). Type --hw cpu, or --hw auto."
     )
 
 
-def test_hidden_devices_are_mentioned() -> None:
+def test_the_error_mentions_hidden_devices() -> None:
     machine = replace(CPU, cores=1, hidden="CUDA_VISIBLE_DEVICES='' hides 4 × NVIDIA H200.")
     assert sentence("h200", machine) == (
         "--hw h200: no H200 here; found only a CPU (Intel Xeon Platinum 8481C, 1 core). "
@@ -292,20 +292,20 @@ def test_hidden_devices_are_mentioned() -> None:
     )
 
 
-def test_an_unknown_device_is_here() -> None:
+def test_the_error_names_an_unknown_device_that_is_here() -> None:
     assert sentence("a100", found(("NVIDIA RTX A4000", 16376))) == (
         "--hw a100: no A100 here; found 1 × NVIDIA RTX A4000. Type --hw auto."
     )
 
 
-def test_another_cpu_is_here() -> None:
+def test_the_error_names_another_cpu_that_is_here() -> None:
     assert sentence("cpu-amd-epyc-8c", CPU) == (
         "--hw cpu-amd-epyc-8c: this machine is cpu-intel-xeon-platinum-8481c-2c. Type --hw cpu."
     )
 
 
 @pytest.mark.parametrize("request_", ["auto", "a100"])
-def test_models_are_mixed(request_: str) -> None:
+def test_the_error_says_how_to_choose_from_mixed_models(request_: str) -> None:
     machine = found(("NVIDIA A100-SXM4-80GB", 81920), ("Tesla T4", 15360), ("NVIDIA A100-SXM4-80GB", 81920))
     assert sentence(request_, machine) == (
         f"--hw {request_}: this machine mixes 2 × NVIDIA A100-SXM4-80GB and 1 × Tesla T4; choose one model "
@@ -313,7 +313,7 @@ def test_models_are_mixed(request_: str) -> None:
     )
 
 
-def test_models_are_mixed_and_none_is_the_one_asked_for() -> None:
+def test_the_error_lists_mixed_models_without_the_requested_one() -> None:
     machine = found(("NVIDIA A100-SXM4-80GB", 81920), ("Tesla T4", 15360))
     assert sentence("h200", machine) == (
         "--hw h200: no H200 here; found 1 × NVIDIA A100-SXM4-80GB and 1 × Tesla T4. Type --hw auto."
@@ -329,7 +329,7 @@ def test_an_unknown_name_lists_the_closest_first() -> None:
     assert sorted(names) == sorted(families())
 
 
-# Without a device.
+# Without a device
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_an_unknown_name_lists_the_closest_first() -> None:
         ("gaudi2-96gb", "hpu"),
     ],
 )
-def test_kind_needs_no_device(request_: str, kind: str) -> None:
+def test_the_kind_of_a_named_device_needs_no_device(request_: str, kind: str) -> None:
     assert kind_of(request_) == kind
 
 

@@ -1,4 +1,4 @@
-"""The history: one file a run, which loses nothing and stops nothing."""
+"""The history: one file per run. No run is lost, and a history that cannot be written stops no run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def log(folder: Path, started: datetime = NIGHT) -> Log:
     return Log(folder, project="mine-0123abcd", hardware="h200", environment=ENVIRONMENT.to_json(), started=started)
 
 
-def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_run_is_read_back_unchanged(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)
     tonight.add(SECOND)
@@ -55,7 +55,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
-def test_an_entry_has_one_digest_of_its_code_and_an_older_one_none(tmp_path: Path) -> None:
+def test_an_entry_has_one_digest_of_its_code_or_none_if_older(tmp_path: Path) -> None:
     one, other = (replace(record(launch()), code={"a.py": digest}) for digest in ("1", "2"))
     first, second = (Entry.of(each, outcome="ok", baseline="", fails=False) for each in (one, other))
     assert len(first.code) == len(second.code) == 12 and first.code != second.code
@@ -65,7 +65,7 @@ def test_an_entry_has_one_digest_of_its_code_and_an_older_one_none(tmp_path: Pat
     assert read_run(tonight.path).entries == {first.id: replace(first, code="")}
 
 
-def test_a_case_whose_test_failed_after_it_was_measured_is_no_night_of_it(tmp_path: Path) -> None:
+def test_a_case_whose_test_failed_after_measuring_becomes_invalid(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)
     tonight.disowned(FIRST.id)
@@ -81,7 +81,7 @@ def test_only_metrics_with_a_gate_are_kept() -> None:
     assert SECOND.launches == ({},)
 
 
-def test_a_run_that_measured_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_writes_no_file(tmp_path: Path) -> None:
     log(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +95,7 @@ def test_two_runs_at_once_lose_nothing(tmp_path: Path) -> None:
     assert sorted(len(run.entries) for run in runs) == [1, 2] and not problems
 
 
-def test_a_run_that_was_killed_while_it_wrote_keeps_what_was_whole(tmp_path: Path) -> None:
+def test_a_run_killed_while_writing_keeps_its_complete_lines(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)
     tonight.add(SECOND)
@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_while_it_wrote_keeps_what_was_whole(tmp_path: Pat
         ("not JSON\n", "Expecting value"),
     ],
 )
-def test_a_file_that_is_no_run_is_said_and_the_others_count(tmp_path: Path, text: str, why: str) -> None:
+def test_a_broken_file_is_reported_and_the_other_files_count(tmp_path: Path, text: str, why: str) -> None:
     log(tmp_path).add(FIRST)
     broken = tmp_path / "mine-0123abcd" / "h200" / "20261003T000000Z-broken.jsonl"
     broken.write_text(text)
@@ -121,7 +121,7 @@ def test_a_file_that_is_no_run_is_said_and_the_others_count(tmp_path: Path, text
     assert problem.startswith(f"{broken} cannot be read as a run: {why}") and "\n" not in problem
 
 
-def test_runs_come_in_their_order_and_older_ones_are_left_out(tmp_path: Path) -> None:
+def test_runs_are_sorted_by_time_and_too_old_runs_are_left_out(tmp_path: Path) -> None:
     for day in (3, 1, 2):
         log(tmp_path, NIGHT.replace(day=day)).add(FIRST)
     runs, _ = read_runs(tmp_path, since=date(2026, 10, 2))
@@ -129,7 +129,7 @@ def test_runs_come_in_their_order_and_older_ones_are_left_out(tmp_path: Path) ->
     assert read_runs(tmp_path / "gone") == ([], [])
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tonight = log(tmp_path / "file")
     tonight.add(FIRST)
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path
     tonight.add(SECOND)
 
 
-def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
+def test_the_history_loads_as_a_table_of_launches(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)
     tonight.add(SECOND)
@@ -164,7 +164,7 @@ def test_the_history_is_a_table_of_launches(tmp_path: Path) -> None:
     assert list(table["outcome"]) == ["ok", "ok", "crash"] and list(table["step_ms"].isna()) == [False, False, True]
 
 
-def test_a_table_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_loading_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="gone does not exist; a run writes it"):
         load_history(tmp_path / "gone")
 
@@ -177,7 +177,7 @@ def test_a_broken_file_is_missing_from_the_table_and_a_warning_names_it(tmp_path
 
 
 def older(tonight: Log) -> Path:
-    """Move a run to where older versions kept it, as they wrote it."""
+    """Rewrite a run as older versions wrote it, and move it to their folder."""
     head, *lines = tonight.path.read_text().splitlines(keepends=True)
     facts = json.loads(head)
     del facts["project"]
@@ -188,7 +188,7 @@ def older(tonight: Log) -> Path:
     return old
 
 
-def test_runs_of_older_versions_stay_in_the_table_without_a_project(tmp_path: Path) -> None:
+def test_runs_of_older_versions_load_without_a_project(tmp_path: Path) -> None:
     tonight = log(tmp_path)
     tonight.add(FIRST)
     older(tonight)
@@ -196,7 +196,7 @@ def test_runs_of_older_versions_stay_in_the_table_without_a_project(tmp_path: Pa
 
 
 def test_a_run_says_how_to_claim_the_runs_of_older_versions(tmp_path: Path) -> None:
-    """They may be of any project, so they do not count for this one until a person has typed the command."""
+    """They may belong to any project, so they count for this project only after the user typed the command."""
     before, tonight = log(tmp_path), log(tmp_path, NIGHT.replace(day=3))
     assert tonight.unclaimed() == []
     before.add(FIRST)

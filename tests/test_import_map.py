@@ -1,4 +1,5 @@
-"""The map of a package shows its rooms, its arrows and its levels, and finds circles."""
+"""The import map of a package shows its rooms (folders and top-level modules), arrows (imports) and levels, and
+finds circular imports."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
-def test_rooms_are_folders_and_the_modules_at_the_top(shop: Path) -> None:
+def test_folders_and_top_level_modules_are_rooms(shop: Path) -> None:
     assert of_rooms(modules(shop)) == {"": {"store"}, "store": {"words"}, "till": {"store"}, "words": set()}
 
 
@@ -43,7 +44,7 @@ def test_the_map_counts_arrows_and_levels(shop: Path) -> None:
     ]
 
 
-def test_a_circle_is_named(shop: Path) -> None:
+def test_a_circle_of_imports_is_named(shop: Path) -> None:
     (shop / "words.py").write_text("from shop.store.box import Box\n")
     with pytest.raises(ValueError, match=r"a circle of imports: .*words.*"):
         levels(of_rooms(modules(shop)))

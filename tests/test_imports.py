@@ -1,4 +1,4 @@
-"""A rank notes the project's files that its own step imports, whatever was imported ahead of time."""
+"""A rank notes the project's files that its own step imports, whichever modules were preloaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project; what it imports is forgotten afterwards."""
+    """A project. Its modules are unloaded after the test."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -46,7 +46,7 @@ def runs() -> Any:
     return importlib.import_module("builtins").RUNS  # type: ignore[attr-defined]
 
 
-def test_what_is_imported_ahead_and_not_used_is_not_noted(root: Path) -> None:
+def test_a_preloaded_module_that_is_not_used_is_not_noted(root: Path) -> None:
     importlib.import_module("zoo.first")
     importlib.import_module("zoo.second")
     hide(root)
@@ -55,8 +55,8 @@ def test_what_is_imported_ahead_and_not_used_is_not_noted(root: Path) -> None:
     assert list(noted(root)) == ["zoo/__init__.py", "zoo/second.py", "zoo/shared.py"]
 
 
-def test_what_is_used_comes_back_as_it_was_and_does_not_run_again(root: Path) -> None:
-    """An operator cannot be registered twice, and its library goes when the module goes that keeps it."""
+def test_a_preloaded_module_that_is_used_does_not_run_again(root: Path) -> None:
+    """A custom operator cannot be registered twice, and its library is destroyed with the module that holds it."""
     first = importlib.import_module("zoo.first")
     spec = first.__spec__
     hide(root)
@@ -67,15 +67,15 @@ def test_what_is_used_comes_back_as_it_was_and_does_not_run_again(root: Path) ->
     assert first.VALUE is sys.modules["zoo.shared"].VALUE
 
 
-def test_a_module_that_is_taken_from_its_package_is_noted(root: Path) -> None:
-    """The package has it as an attribute by then, which needs no import."""
+def test_a_module_imported_from_its_package_is_noted(root: Path) -> None:
+    """The package already has the module as an attribute, so Python does not import it again."""
     importlib.import_module("zoo.second")
     hide(root)
     importlib.import_module("zoo.new")
     assert "zoo/second.py" in noted(root)
 
 
-def test_what_a_function_imports_is_noted_when_it_runs(root: Path) -> None:
+def test_an_import_inside_a_function_is_noted_when_it_runs(root: Path) -> None:
     importlib.import_module("zoo.late")
     second = importlib.import_module("zoo.second")
     hide(root)
@@ -85,11 +85,9 @@ def test_what_a_function_imports_is_noted_when_it_runs(root: Path) -> None:
     assert "zoo/late.py" in noted(root)
 
 
-def test_environments_and_names_that_are_no_files_are_none_of_the_project(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_files_and_modules_without_a_file_are_not_noted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = types.ModuleType("odd")
-    odd.__file__ = "zoo/first.py"  # as torch.ops has one, relative to nothing
+    odd.__file__ = "zoo/first.py"  # a relative path of no real file, as in torch.ops
     monkeypatch.chdir(root)
     monkeypatch.setitem(sys.modules, "odd", odd)
     for name in ("installed", "hidden", "zoo.shared"):
@@ -101,7 +99,7 @@ def test_environments_and_names_that_are_no_files_are_none_of_the_project(
     assert list(noted(root)) == ["zoo/__init__.py", "zoo/shared.py"], "a project in a folder of the environment's"
 
 
-def test_a_file_that_is_gone_has_no_fingerprint(root: Path) -> None:
+def test_a_deleted_file_has_no_fingerprint(root: Path) -> None:
     importlib.import_module("zoo.shared")
     (root / "zoo" / "shared.py").unlink()
     assert noted(root)["zoo/shared.py"] == ""

@@ -1,4 +1,4 @@
-"""Real ranks, real failures: every way out of a launch is told for what it was and leaves no process behind."""
+"""Real ranks and real failures: every end of a launch is reported correctly and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def job(
 
 
 def run(folder: Path, **how: Any) -> LaunchResult:
-    """The launch of such a :func:`job`."""
+    """Launch a :func:`job`."""
     with TURN:
         return launch(job(folder, **how))
 
 
 def alive(folder: Path) -> list[int]:
-    """Rank processes of a launch that still exist (a zombie is gone but for its entry in the table)."""
+    """The rank processes of a launch that still run. Zombies have ended and do not count."""
     pids = [int(path.read_text()) for path in folder.glob("**/pid-*")]
     states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
     return [pid for pid, stat in states.items() if stat.exists() and stat.read_text().rsplit(")")[-1].split()[0] != "Z"]
@@ -83,7 +83,7 @@ def wait_until_gone(folder: Path, *, within_s: float = 10) -> list[int]:
     return alive(folder)
 
 
-def test_every_rank_hands_back_a_trace(tmp_path: Path) -> None:
+def test_every_rank_returns_a_trace(tmp_path: Path) -> None:
     ended = run(tmp_path)
     assert (ended.outcome, ended.reason, [trace.rank for trace in ended.traces]) == ("ok", None, [0, 1])
     first, second = ended.traces
@@ -115,7 +115,7 @@ def test_a_planted_delay_is_in_every_step(tmp_path: Path) -> None:
         ("segfault", "crash", "rank 1 was killed by SIGSEGV while building the step"),
     ],
 )
-def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome: str, reason: str) -> None:
+def test_the_rank_that_failed_is_named_and_not_its_peers(tmp_path: Path, fault: str, outcome: str, reason: str) -> None:
     ended = run(tmp_path, fault=fault)
     assert (ended.outcome, ended.reason) == (outcome, reason)
     assert not alive(tmp_path)
@@ -129,7 +129,7 @@ def test_the_culprit_is_named_not_its_victim(tmp_path: Path, fault: str, outcome
         (None, "crash", "; usually the kernel's out-of-memory killer does this: look at dmesg"),
     ],
 )
-def test_who_may_have_killed_a_rank_is_said(
+def test_a_killed_rank_says_who_may_have_killed_it(
     tmp_path: Path, out_of_memory: bool | None, outcome: str, told: str
 ) -> None:
     (tmp_path / "progress-1").write_text("building the step")
@@ -140,9 +140,7 @@ def test_who_may_have_killed_a_rank_is_said(
     assert (ended.outcome, ended.reason) == (outcome, f"rank 1 was killed by SIGKILL while building the step{told}")
 
 
-def test_a_worker_that_was_killed_for_want_of_memory_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_out_of_memory_kill_of_a_helper_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed = iter([4, 5])
     monkeypatch.setattr(host_counters, "oom_kills", lambda: next(killed))
     ended = run(tmp_path, fault="raise")
@@ -150,10 +148,10 @@ def test_a_worker_that_was_killed_for_want_of_memory_is_told_of(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rank_that_exits_as_if_all_were_well_ends_its_launch(
+def test_a_rank_that_exits_early_with_code_0_ends_its_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """For the agent it has not failed, only not returned yet."""
+    """The elastic agent does not see a failure here: it only waits for the result."""
     monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     before = signal.getsignal(signal.SIGTERM)
     ended = run(tmp_path, ranks=ranks, fault="exit 0")
@@ -162,14 +160,14 @@ def test_a_rank_that_exits_as_if_all_were_well_ends_its_launch(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_an_error_of_its_own_that_reads_like_a_lost_peer_is_still_the_culprits(tmp_path: Path) -> None:
-    """A download that is refused on one rank, say, while the others wait for it."""
+def test_an_error_that_reads_like_a_lost_peer_is_blamed_on_its_own_rank(tmp_path: Path) -> None:
+    """For example, a server refuses a download on one rank while the other ranks wait."""
     ended = run(tmp_path, fault="refused")
     assert ended.reason == "rank 1 failed while building the step: ConnectionRefusedError: Connection refused"
     assert "steps.py" in ended.detail
 
 
-def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_end_with_their_rank(tmp_path: Path) -> None:
     assert run(tmp_path, fault="child").outcome == "ok"
     child = int((tmp_path / "job" / "child").read_text())
     until = time.monotonic() + 10
@@ -179,9 +177,9 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["thread", "process"])
-def test_what_a_step_leaves_running_does_not_keep_its_rank_alive(tmp_path: Path, fault: str) -> None:
-    """The interpreter would wait for both until the launch's limit, and 10 s longer."""
-    with TURN:  # before the clock starts: another worker's launch may take minutes
+def test_a_thread_or_process_left_by_a_step_does_not_keep_its_rank_alive(tmp_path: Path, fault: str) -> None:
+    """Without help, the interpreter would wait for the thread or process until the launch's limit."""
+    with TURN:  # before the clock starts, because another worker's launch may take minutes
         began = time.monotonic()
         ended = run(tmp_path, fault=fault, limit_s=300)
     assert (ended.outcome, len(ended.traces), alive(tmp_path)) == ("ok", 2, [])
@@ -189,10 +187,10 @@ def test_what_a_step_leaves_running_does_not_keep_its_rank_alive(tmp_path: Path,
 
 
 @pytest.mark.parametrize("fault", ["no teardown", "stuck teardown", "bad teardown"])
-def test_a_process_group_that_cannot_be_taken_down_spoils_no_measurement(
+def test_a_failing_teardown_of_the_process_group_spoils_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """NCCL's may hang, where a step recorded a CUDA graph with a collective in it; it may keep the interpreter, too."""
+    """NCCL's teardown may hang if a step captured a collective in a CUDA graph, and may block the process's exit."""
     monkeypatch.setattr(watchdog, "GRACE_S", 2.0)
     with TURN:
         began = time.monotonic()
@@ -218,12 +216,12 @@ def test_a_failing_rank_shows_the_end_of_its_log(tmp_path: Path) -> None:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "crash"),
     ],
 )
-def test_what_an_error_means_is_read_off_its_words(error: Exception, kind: str) -> None:
+def test_the_outcome_of_an_error_follows_from_its_text(error: Exception, kind: str) -> None:
     assert failure_kind(error) == kind
 
 
-def test_a_recording_that_ran_out_of_memory_is_an_oom() -> None:
-    """Its end fails then too, and that error is what comes out."""
+def test_out_of_memory_during_a_cuda_graph_capture_is_oom() -> None:
+    """The end of the capture fails too, and its error hides the first error."""
     try:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -233,7 +231,7 @@ def test_a_recording_that_ran_out_of_memory_is_an_oom() -> None:
         assert failure_kind(error) == "oom"
 
 
-def test_running_out_of_a_capped_memory_is_an_oom_for_real(tmp_path: Path) -> None:
+def test_a_real_allocation_above_the_memory_cap_is_oom(tmp_path: Path) -> None:
     ended = run(tmp_path, fault="oom", cap_gb=1.0)
     assert ended.outcome == "oom"
     assert ended.reason is not None and "can't allocate memory" in ended.reason
@@ -248,29 +246,29 @@ def test_a_rank_that_hangs_ends_the_launch_within_its_limit_and_says_where(tmp_p
     assert not alive(tmp_path)
 
 
-def test_a_hang_that_cuts_off_a_peer_is_still_the_cause(tmp_path: Path) -> None:
-    """Where it begins in the second half of the limit: the peers wait for less than a collective may take by then."""
+def test_a_hang_is_the_cause_although_it_cut_off_a_peer(tmp_path: Path) -> None:
+    """If a hang starts in the second half of the limit, its rank is ended before a peer's collective times out."""
     ended = run(tmp_path, fault="hang late", limit_s=12)
     assert (ended.outcome, ended.reason) == ("timeout", "rank 1 did not finish within 12 s: it was building the step")
     assert "in _hang_late" in ended.detail
 
 
-def test_a_collective_that_nccl_gave_up_is_a_timeout_and_the_others_are_told_of(tmp_path: Path) -> None:
-    """Torch aborts the rank that waited, and the line that says so is followed by many of C++."""
+def test_an_nccl_timeout_is_a_timeout_and_tells_of_the_other_ranks(tmp_path: Path) -> None:
+    """Torch aborts the rank that waited. Its log has many C++ lines after the line with the reason."""
     ended = run(tmp_path, fault="nccl timeout")
     waited = "rank 1 waited 60 s for other ranks in ALLREDUCE while building the step; rank 0 was "
     assert ended.outcome == "timeout" and str(ended.reason).startswith(waited)
 
 
-def test_every_rank_hanging_is_ended_by_the_launch_limit_with_its_stack(tmp_path: Path) -> None:
+def test_the_launch_limit_ends_hanging_ranks_and_shows_their_stacks(tmp_path: Path) -> None:
     ended = run(tmp_path, ranks=1, fault="hang", limit_s=4)
     assert (ended.outcome, ended.reason) == ("timeout", "rank 0 did not finish within 4 s: it was building the step")
     assert "steps.py" in ended.detail
     assert not alive(tmp_path)
 
 
-def test_each_step_of_a_reference_has_the_limit_to_itself(tmp_path: Path) -> None:
-    """Six steps of 1.5 s end within a limit of 6 s each, and one of 12 s does not."""
+def test_the_launch_limit_applies_to_each_step_of_a_reference(tmp_path: Path) -> None:
+    """Six steps of 1.5 s pass a limit of 6 s per step. A step of 12 s does not."""
     ended = run(tmp_path / "a", ranks=1, replicas=2, slow_ms=1500.0, reference=(6, 6.0))
     assert (ended.outcome, [len(trace.losses) for trace in ended.traces]) == ("ok", [6])
     hung = run(tmp_path / "b", ranks=1, replicas=2, slow_ms=12_000.0, reference=(6, 6.0))
@@ -299,7 +297,7 @@ def test_a_planted_fault_makes_the_launch_invalid(tmp_path: Path, fault: str, re
     assert one.reason is not None and reason in one.reason
 
 
-def test_losses_of_a_right_step_are_those_of_the_unsharded_model_and_of_a_wrong_one_are_not(
+def test_only_a_correct_step_has_the_losses_of_the_unsharded_model(
     tmp_path: Path,
 ) -> None:
     reference = reduce(run(tmp_path / "a", ranks=1, replicas=2).traces, peak_tflops=None).losses
@@ -309,7 +307,7 @@ def test_losses_of_a_right_step_are_those_of_the_unsharded_model_and_of_a_wrong_
     assert "it trains wrong" in str(loss_fault(wrong, reference, tolerance=0.05))
 
 
-def test_a_case_runs_by_hand_under_torchrun_from_its_job_file(tmp_path: Path) -> None:
+def test_torchrun_runs_a_case_from_its_job_file(tmp_path: Path) -> None:
     assert run(tmp_path).outcome == "ok"
     (tmp_path / "job" / "trace-1.json").unlink()
     done = subprocess.run(
@@ -328,8 +326,8 @@ def test_ranks_have_the_threads_that_the_environment_asks_for_and_so_has_the_com
     assert ended.by_hand.startswith("OMP_NUM_THREADS=1 torchrun --nproc-per-node 1 ")
 
 
-def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> None:
-    """Nobody watches it there, and its interpreter does nothing any more."""
+def test_a_rank_under_torchrun_ends_although_its_teardown_hangs(tmp_path: Path) -> None:
+    """Under torchrun no watchdog ends the rank, and its interpreter is blocked."""
     path = job(tmp_path, fault="stuck teardown", limit_s=300)
     path.folder.mkdir()
     with TURN:
@@ -342,7 +340,7 @@ def test_by_hand_too_a_rank_that_cannot_be_taken_down_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) -> None:
+def test_no_rank_outlives_its_parent(tmp_path: Path, name: str) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import sys; from pathlib import Path\n"
@@ -367,16 +365,14 @@ def test_however_the_parent_dies_no_rank_outlives_it(tmp_path: Path, name: str) 
     assert parent.returncode != 0
 
 
-def test_a_limit_for_collectives_above_the_launch_limit_is_refused(tmp_path: Path) -> None:
+def test_a_collective_limit_above_the_launch_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a collective's limit \(9 s\) must be below the launch's \(5 s\)"):
         Job(case=Case(builder="steps:linear", mesh=MeshShape()), device_kind="cpu", folder=tmp_path,
             limit_s=5, collective_limit_s=9)  # fmt: skip
 
 
-def test_a_module_that_hangs_while_it_is_imported_ahead_of_time_ends_one_launch_within_its_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process of its own, whose fork server is its own. The launch after that goes well."""
+def test_a_hanging_preload_ends_one_launch_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test uses a process with its own fork server. The launch after the failed one succeeds."""
     (tmp_path / "hangs_on_import.py").write_text("import time; time.sleep(1000)")
     script = tmp_path / "parent.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""The tables of layers: the best of a grid, beside what it could have been."""
+"""The tables of layers: the best shape of a grid, compared with the peak, a product and published figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BERT = {
 
 
 def measured(builder: str, *tflops: float, hardware: str = H200, step_ms: float = 1.0, **params: Any) -> Record:
-    """One launch for each figure; a step moves 4.2 GB, if anything."""
+    """A record with one launch per figure. A step of a vector product moves 4.2 GB."""
     launches = [
         Launch(
             step_ms=[step_ms],
@@ -49,9 +49,9 @@ def layer(*tflops: float, hardware: str = H200, **params: Any) -> Record:
     return measured("layer_pass", *tflops, hardware=hardware, **{**BERT, **params})
 
 
-def test_headline_is_the_best_of_the_grid_with_where_it_was_found() -> None:
+def test_the_headline_is_the_best_shape_of_the_grid() -> None:
     records = [
-        layer(428, 432, 900, batch=64),  # a median, so that one lucky launch is no headline
+        layer(428, 432, 900, batch=64),  # the median counts, so one lucky launch is no headline
         layer(440, 444, 445, batch=128),
         layer(350, 350, 350, batch=16, sequence=128),
         measured("matrix_product", 769, precision="bf16", size=4096),
@@ -78,7 +78,7 @@ def test_headline_is_the_best_of_the_grid_with_where_it_was_found() -> None:
     ]
 
 
-def test_each_layer_direction_mode_format_and_counting_has_its_line_whatever_the_order_of_records() -> None:
+def test_lines_do_not_depend_on_the_order_of_records() -> None:
     others = [
         {"layer": "gpt2"}, {"direction": "fwd"}, {"mode": "eager"}, {"precision": "fp16"}, {"counting": "published"},
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def test_each_layer_direction_mode_format_and_counting_has_its_line_whatever_the
     ]
 
 
-def test_without_a_peak_a_product_or_the_published_size_nothing_is_made_up() -> None:
+def test_columns_without_a_source_are_left_out() -> None:
     table = layers([layer(0.05, hardware="cpu-amd-epyc-2c", hidden=64)])
     assert table is not None
     (line,) = table.to_dict("records")
@@ -115,13 +115,13 @@ def test_a_product_of_another_machine_is_marked() -> None:
     assert table["of product"].tolist() == ["50% †"]
 
 
-def test_a_product_of_other_hardware_is_no_measure() -> None:
+def test_a_product_of_other_hardware_is_not_compared() -> None:
     table = layers([layer(400), measured("matrix_product", 230, hardware="a100-sxm-80gb", precision="bf16", size=8192)])
     assert table is not None
     assert "of product" not in table
 
 
-def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
+def test_a_shape_that_ran_out_of_memory_is_no_headline() -> None:
     case = Case(builder="bench_tests.steps.layer:layer_pass", mesh=MeshShape(), params={**BERT, "batch": 128})
     table = layers([record(failed("oom"), of=case, hardware=H200), layer(432, batch=64)])
     assert table is not None
@@ -129,12 +129,12 @@ def test_a_shape_that_did_not_fit_leaves_the_headline_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("table", [layers, products])
-def test_a_device_made_smaller_has_no_part(table: Any) -> None:
+def test_records_with_a_memory_cap_are_left_out(table: Any) -> None:
     product = measured("matrix_product", 2000, precision="bf16", size=8192)
     assert table([capped(layer(900)), capped(product)]) is None
 
 
-def test_products_are_held_against_peak_and_bandwidth() -> None:
+def test_products_are_compared_with_peak_and_bandwidth() -> None:
     table = products(
         [
             measured("matrix_product", 402, precision="tf32", size=4096),
@@ -195,7 +195,7 @@ def test_products_are_held_against_peak_and_bandwidth() -> None:
     ]
 
 
-def test_of_a_cpu_nothing_is_known_in_theory() -> None:
+def test_a_cpu_has_no_theoretical_rows() -> None:
     cpu = "cpu-amd-epyc-2c"
     table = products(
         [
@@ -209,12 +209,12 @@ def test_of_a_cpu_nothing_is_known_in_theory() -> None:
 
 
 @pytest.mark.parametrize("table", [layers, products])
-def test_records_of_other_suites_have_no_part(table: Any) -> None:
+def test_records_of_other_suites_are_left_out(table: Any) -> None:
     assert table([record()]) is None
     assert table([]) is None
 
 
-def test_every_layer_and_direction_has_a_published_figure_of_every_device() -> None:
+def test_every_layer_and_direction_has_a_published_figure_per_device() -> None:
     assert set(LAYER_TFLOPS) == {(layer, direction) for layer in LAYERS for direction in DIRECTIONS}
     formats = [*MATRIX_PRODUCT_TFLOPS.values(), *THEORETICAL_TFLOPS.values()]
     figures = [*LAYER_TFLOPS.values(), *formats, VECTOR_PRODUCT_TFLOPS, THEORETICAL_GB_PER_S]

@@ -1,4 +1,4 @@
-"""A layer does the work that its formula counts, and the same work in every mode."""
+"""A layer does the work that its formula counts, and does the same work in every mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def layer_step(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def written(step: Step) -> list[torch.Tensor]:
-    """What one run of the step writes."""
+    """The tensors that one run of the step writes."""
     step.run()
     return [tensor.detach().clone() for tensor in step.parameters()]
 
@@ -57,7 +57,9 @@ def counted(step: Step) -> float:
         ("T5-large", 737_668_096, {"t5-encoder": 24, "t5-decoder": 24}, (32_128 + 2) * 1024 + 2 * 32 * 16),
     ],
 )
-def test_layers_make_up_the_published_model(model: str, parameters: int, layers: dict[str, int], besides: int) -> None:
+def test_layers_add_up_to_the_published_model(
+    model: str, parameters: int, layers: dict[str, int], besides: int
+) -> None:
     with torch.device("meta"):
         for name, count in layers.items():
             layer = find_layer(name).build(**LARGE, sequence=8, attention="sdpa")
@@ -78,7 +80,7 @@ def test_the_flop_formula_matches_what_runs(one_device: DeviceMesh, layer: str, 
     ("layer", "sequence", "too_high"),
     [("bert", 128, 0.089), ("bert", 512, 0.083), ("gpt2", 512, 0), ("t5-encoder", 512, 0), ("t5-decoder", 512, 0.038)],
 )
-def test_published_counting_is_too_high_by_the_products_that_inputs_need(
+def test_published_counting_exceeds_ours_by_the_products_for_inputs(
     one_device: DeviceMesh, layer: str, sequence: int, too_high: float
 ) -> None:
     """For BERT the layer omits the gradient of its input through three projections, for T5's decoder the gradient of
@@ -93,7 +95,7 @@ def test_published_counting_is_too_high_by_the_products_that_inputs_need(
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_eager_and_fused_attention_write_the_same(one_device: DeviceMesh, layer: str, direction: str) -> None:
+def test_eager_and_fused_attention_write_the_same_tensors(one_device: DeviceMesh, layer: str, direction: str) -> None:
     """Outputs, and gradients of all weights and inputs, are equal, so eager attention masks what fused attention
     masks."""
     eager, fused = (
@@ -105,7 +107,7 @@ def test_eager_and_fused_attention_write_the_same(one_device: DeviceMesh, layer:
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="on a CPU torch.compile calls g++")
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_compiled_layer_writes_the_same(one_device: DeviceMesh, direction: str) -> None:
+def test_a_compiled_layer_writes_the_same_tensors(one_device: DeviceMesh, direction: str) -> None:
     """With torch's default compiler. T5's decoder contains every part of the other layers."""
     compiled, fused = (
         layer_step(one_device, layer="t5-decoder", direction=direction, mode=mode) for mode in ("compiled", "sdpa")
@@ -116,7 +118,7 @@ def test_compiled_layer_writes_the_same(one_device: DeviceMesh, direction: str) 
 
 @pytest.mark.parametrize("layer", ["gpt2", "t5-decoder"])
 @pytest.mark.parametrize("mode", ["eager", "sdpa"])
-def test_no_position_of_a_causal_layer_sees_a_later_one(layer: str, mode: str) -> None:
+def test_no_position_of_a_causal_layer_depends_on_a_later_position(layer: str, mode: str) -> None:
     attention = "eager" if mode == "eager" else "sdpa"
     module = find_layer(layer).build(hidden=32, heads=2, ffn=64, sequence=8, attention=attention)
     states = torch.randn(module.sources, 1, 8, 32)
@@ -203,8 +205,8 @@ def test_an_overflow_raises(one_device: DeviceMesh) -> None:
         step.figures()
 
 
-def test_a_layer_is_measured_though_nothing_is_learned(tmp_path: Path) -> None:
-    """In a process of its own, as in a benchmark run."""
+def test_a_layer_is_measured_without_a_check_that_it_learns(tmp_path: Path) -> None:
+    """The test uses fresh processes, as a benchmark run does."""
     ended = start(
         tmp_path / "job",
         "bench_tests.steps.layer:layer_pass",
@@ -241,7 +243,7 @@ def test_unknown_names_and_impossible_combinations_raise(
     assert str(refused.value) == sentence
 
 
-def test_the_whole_grid_is_the_published_one() -> None:
+def test_the_whole_grid_is_the_published_grid() -> None:
     shapes = {(run.layer, run.batch, run.sequence) for run in full(["sdpa"])}
     assert len(shapes) == 7 * 2 + 6 * 2 + 6 + 6
     assert {shapes for shapes in shapes if shapes[0] == "gpt2"} == {
@@ -250,7 +252,7 @@ def test_the_whole_grid_is_the_published_one() -> None:
     assert len(full(["sdpa"])) == 2 * len(shapes)
 
 
-def test_the_headline_grid_is_part_of_the_whole_one() -> None:
+def test_the_headline_grid_is_part_of_the_whole_grid() -> None:
     runs = headline(["sdpa"])
     assert set(runs) < set(full(["sdpa"]))
     assert {(run.batch, run.sequence) for run in runs if run.layer == "bert"} == {
@@ -263,7 +265,7 @@ def test_only_backward_passes_are_counted_as_published() -> None:
     assert {(run.direction, run.counting) for run in published()} == {("fwd", "exact"), ("fwd_bwd", "published")}
 
 
-def test_smoke_has_every_layer_in_both_directions() -> None:
+def test_the_smoke_grid_has_every_layer_in_both_directions() -> None:
     assert {(run.layer, run.direction) for run in smoke()} == {(name, way) for name in LAYERS for way in DIRECTIONS}
 
 

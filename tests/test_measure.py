@@ -1,4 +1,4 @@
-"""The timed loop: how many steps, what it hands back, and that nothing in it waits for the device."""
+"""The timed loop: how many steps it times, what it returns, and that nothing in it waits for the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_trainbench.schema.step import Step
 CPU = torch.device("cpu")
 QUICK = Plan(warmup=6, window_s=0.5, min_steps=4, max_steps=50)
 BEFORE = QUICK.warmup + 1
-"""Steps before the timed ones: those of the warm-up, and one whose collectives are counted."""
+"""Steps before the timed steps: the warm-up, and one step whose collectives are counted."""
 
 
 # The plan
@@ -37,7 +37,7 @@ BEFORE = QUICK.warmup + 1
     ("step_s", "steps"),
     [(0.1, 20), (0.099, 21), (10.0, 10), (0.2, 10), (0.0001, 100), (0.0, 100)],
 )
-def test_steps_fill_the_window_within_bounds(step_s: float, steps: int) -> None:
+def test_the_step_count_fills_the_window_within_bounds(step_s: float, steps: int) -> None:
     assert Plan(window_s=2.0, min_steps=10, max_steps=100).steps(step_s) == steps
 
 
@@ -71,12 +71,12 @@ def training(counts_flops: bool = True) -> Step:
 
 
 def run(step: Step, *, slowest: Callable[[float], float] = lambda _: 0.05) -> tuple[Trace, list[str]]:
-    """Where the slowest rank says 50 ms, ten steps fill the window of :data:`QUICK`."""
+    """Run a step. The default slowest rank takes 50 ms, so ten steps fill the window of :data:`QUICK`."""
     phases: list[str] = []
     return measure.run(step, QUICK, CPU, trace=trace(), slowest=slowest, phase=phases.append), phases
 
 
-def test_a_real_step_gives_a_time_for_each_timed_step_and_a_loss_for_every_one() -> None:
+def test_a_real_step_gives_times_of_timed_steps_and_losses_of_all_steps() -> None:
     timing, phases = run(training())
     assert phases == ["counting FLOPs", "warming up", "counting collectives", "timing 10 steps", "profiling"]
     assert len(timing.step_ms) == 10
@@ -99,14 +99,14 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("eager_steps", "settled"), [(11, 12), (2, 3)])
-def test_a_step_that_is_recorded_is_timed_after_that_and_its_calls_are_counted_before(
+def test_a_captured_step_is_counted_before_its_capture_and_timed_after_it(
     eager_steps: int, settled: int, one_rank: None
 ) -> None:
     calls: list[int] = []
 
     def step() -> None:
         if len(calls) < eager_steps + 1:
-            dist.all_reduce(torch.zeros(1))  # what a replay does goes through no process group
+            dist.all_reduce(torch.zeros(1))  # a replay of the capture bypasses the process group
         calls.append(len(calls))
 
     seen = Step(run=step, samples=1, parameters=tuple, trains=False, eager_steps=eager_steps)
@@ -117,7 +117,7 @@ def test_a_step_that_is_recorded_is_timed_after_that_and_its_calls_are_counted_b
 
 
 @pytest.mark.parametrize(("seen", "told", "peak"), [(5, 9, 9), (9, 5, 9)])
-def test_memory_that_the_allocator_cannot_see_is_told_by_the_step(
+def test_a_step_may_report_memory_that_the_allocator_cannot_see(
     seen: int, told: int, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "peak_memory", lambda _: {"peak_allocated_bytes": seen, "process_bytes": 20})
@@ -125,11 +125,11 @@ def test_memory_that_the_allocator_cannot_see_is_told_by_the_step(
     assert timing.memory == {"peak_allocated_bytes": peak, "process_bytes": 20}
 
 
-def test_flops_are_not_counted_where_the_counter_would_be_wrong() -> None:
+def test_flops_are_not_counted_if_the_step_says_so() -> None:
     assert run(training(counts_flops=False))[0].flops_counted is None
 
 
-def test_all_ranks_time_as_many_steps_as_the_slowest_asks_for() -> None:
+def test_all_ranks_time_the_step_count_of_the_slowest_rank() -> None:
     asked: list[float] = []
 
     def slowest(mine: float) -> float:
@@ -144,7 +144,7 @@ def test_all_ranks_time_as_many_steps_as_the_slowest_asks_for() -> None:
 
 @pytest.mark.parametrize("warmup", [4, 5, 8])
 def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only steps move on: the FLOP-counted one and early ones are slow, and one of the last three is."""
+    """Only steps advance the clock. The FLOP-counted step and early steps are slow, and so is one of the last three."""
     log: list[str] = []
     took_s = iter([*[1.0] * (warmup - 3), 0.03, 0.05, 0.01, *[0.02] * 99])
     now_s = [0.0]
@@ -172,7 +172,7 @@ def test_the_last_three_warm_up_steps_are_timed_together(warmup: int, monkeypatc
 
 
 class Loss(torch.Tensor):
-    """Says when it is read, which on a device would mean waiting for it."""
+    """A loss that logs when it is read. On a device, reading means waiting."""
 
     seen: list[str]
 
@@ -191,14 +191,14 @@ def fake(log: list[str], value: float = 1.0) -> Step:
     return Step(run=run, samples=1, parameters=tuple)
 
 
-def test_no_loss_is_read_before_the_last_step_has_run() -> None:
+def test_no_loss_is_read_before_the_last_step() -> None:
     log: list[str] = []
     timing, _ = run(fake(log))
     assert log == ["run"] * (BEFORE + 10) + ["read"] * (BEFORE + 10)
     assert timing.losses == [1.0] * (BEFORE + 10)
 
 
-def test_a_rank_without_losses_says_none_for_each_step() -> None:
+def test_a_rank_without_losses_returns_none_for_each_step() -> None:
     timing, _ = run(Step(run=lambda: None, samples=1, parameters=tuple))
     assert timing.losses == [None] * (BEFORE + 10)
 
@@ -216,14 +216,14 @@ def undetached(log: list[str]) -> Step:
 GRAPH = r"^Step\.run returned a loss with its autograd graph, .* every step's activations: return loss\.detach\(\)$"
 
 
-def test_a_loss_that_still_has_its_graph_is_refused_after_the_first_step() -> None:
+def test_a_loss_with_its_graph_is_refused_after_the_first_step() -> None:
     log: list[str] = []
     with pytest.raises(ValueError, match=GRAPH):
         run(undetached(log))
     assert log == ["run"]
 
 
-def test_the_reference_refuses_it_too_before_it_runs_out_of_memory() -> None:
+def test_the_reference_refuses_a_loss_with_its_graph() -> None:
     log: list[str] = []
     with pytest.raises(ValueError, match=GRAPH):
         measure.losses(undetached(log), 3)
@@ -233,7 +233,7 @@ def test_the_reference_refuses_it_too_before_it_runs_out_of_memory() -> None:
 @pytest.mark.parametrize(
     ("returned", "name"), [(0.5, "float"), ({"loss": torch.tensor(0.5)}, "dict"), ((torch.tensor(0.5),), "tuple")]
 )
-def test_what_is_no_tensor_is_refused_after_the_first_step(returned: Any, name: str) -> None:
+def test_a_loss_that_is_no_tensor_is_refused_after_the_first_step(returned: Any, name: str) -> None:
     step = Step(run=lambda: returned, samples=1, parameters=tuple)
     wanted = "return the loss as a detached tensor, without .item(), or None"
     said = f"^{re.escape(f'Step.run returned a value of type {name}: {wanted}')}$"
@@ -244,7 +244,7 @@ def test_what_is_no_tensor_is_refused_after_the_first_step(returned: Any, name: 
 
 
 def written_over(log: list[str], buffers: int, own: int = 0) -> Step:
-    """``own`` losses of their own, as of eager steps; then those of all others, in turn, in so many places."""
+    """A step whose first ``own`` losses have their own memory, like eager steps. Later losses share ``buffers``."""
     places = torch.ones(buffers)
 
     def run() -> torch.Tensor:
@@ -255,31 +255,31 @@ def written_over(log: list[str], buffers: int, own: int = 0) -> Step:
 
 
 @pytest.mark.parametrize(("buffers", "own"), [(1, 0), (2, 0), (1, QUICK.warmup - 2)])
-def test_losses_that_later_steps_write_over_are_refused_before_any_is_timed(buffers: int, own: int) -> None:
+def test_losses_that_later_steps_overwrite_are_refused_before_timing(buffers: int, own: int) -> None:
     log: list[str] = []
     with pytest.raises(ValueError, match=r"^Step\.run returned the same memory .*: return loss\.clone\(\)$"):
         run(written_over(log, buffers, own))
     assert log == ["run"] * QUICK.warmup
 
 
-def test_losses_beside_each_other_in_one_buffer_are_not() -> None:
+def test_losses_beside_each_other_in_one_buffer_are_accepted() -> None:
     timing, _ = run(written_over([], buffers=100))
     assert timing.losses == pytest.approx([1 / step for step in range(1, BEFORE + 11)])
 
 
-def test_losses_that_hold_no_memory_themselves_are_not(one_rank: None) -> None:
+def test_losses_without_memory_of_their_own_are_accepted(one_rank: None) -> None:
     mesh = init_device_mesh("cpu", (1,))
     ones = distribute_tensor(torch.ones(2), mesh, [Replicate()])
     timing, _ = run(Step(run=lambda: ones.sum(), samples=1, parameters=tuple))
     assert timing.losses == [2.0] * (BEFORE + 10)
 
 
-def test_the_reference_reads_each_loss_at_once() -> None:
+def test_the_reference_reads_each_loss_after_its_step() -> None:
     assert measure.losses(written_over([], 1), 3) == pytest.approx([1, 1 / 2, 1 / 3])
 
 
 class Clock:
-    """Moves on by what the test says and logs who looks at it."""
+    """A clock that returns the test's times and logs each access."""
 
     def __init__(self, log: list[str], *times_ms: float) -> None:
         self.log, self.times_ms = log, iter(times_ms)
@@ -296,7 +296,7 @@ class Clock:
         self.log.append("synchronize")
 
 
-def test_the_device_is_waited_for_once_after_the_last_step() -> None:
+def test_the_loop_synchronizes_once_after_the_last_step() -> None:
     log: list[str] = []
     step_ms, losses = measure.timed_loop(fake(log).run, 3, Clock(log, 0.0, 5.0, 8.0, 12.0))
     assert step_ms == [5.0, 3.0, 4.0]
@@ -310,7 +310,7 @@ def test_the_host_clock_counts_milliseconds() -> None:
 
 
 def peaks_of(*sizes: int) -> list[int]:
-    """Peak memory with so many bytes held, each after a reset, in a process that has held nothing before."""
+    """Peak memory of a fresh process while it holds each size in bytes. The peak is reset before each size."""
     program = """
 import sys
 import torch
@@ -325,7 +325,7 @@ for size in map(int, sys.argv[1:]):
     return [int(line) for line in done.stdout.split()]
 
 
-def test_the_peak_of_memory_is_that_since_the_reset() -> None:
+def test_the_peak_memory_is_the_peak_since_the_reset() -> None:
     low, high, after = peaks_of(2**20, 200 * 2**20, 2**20)
     assert high - low == pytest.approx(200 * 2**20, rel=0.2)
     if after == high:
@@ -344,37 +344,37 @@ def flipped(value: torch.Tensor, at: int, bit: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8])
-def test_every_single_bit_shows(dtype: torch.dtype) -> None:
+def test_every_changed_bit_changes_the_digest(dtype: torch.dtype) -> None:
     value = (torch.arange(6).reshape(2, 3) + 0.5).to(dtype)
     bits = range(8 * value.element_size())
     changed = {digest([value, flipped(value, at, bit)]) for at in range(value.numel()) for bit in bits}
     assert digest([value, value]) not in changed
 
 
-def test_equal_bits_have_equal_digests_whatever_holds_them() -> None:
+def test_equal_bits_have_equal_digests_in_any_tensor() -> None:
     value = torch.randn(3, 4)
     held = torch.nn.Parameter(value.t().contiguous().t())
     assert digest([value]) == digest([value.clone()]) == digest([held])
     assert re.fullmatch(r"[0-9a-f]{16}", digest([value]))
 
 
-def test_bits_count_and_not_values() -> None:
+def test_the_digest_compares_bits_and_not_values() -> None:
     zero, minus = torch.tensor([0.0]), torch.tensor([-0.0])
     assert zero == minus
     assert digest([zero]) != digest([minus])
     assert digest([torch.tensor(math.nan)]) == digest([torch.tensor(math.nan)])
 
 
-def test_the_order_of_tensors_counts() -> None:
+def test_the_order_of_tensors_changes_the_digest() -> None:
     first, second = torch.tensor([1.0]), torch.tensor([2.0])
     assert digest([first, second]) != digest([second, first])
 
 
-def test_empty_and_scalar_tensors_and_none_at_all_have_a_digest() -> None:
+def test_no_tensor_an_empty_and_a_scalar_tensor_have_different_digests() -> None:
     assert len({digest([]), digest([torch.empty(0)]), digest([torch.tensor(1.0)])}) == 3
 
 
-def test_training_changes_it() -> None:
+def test_training_changes_the_digest() -> None:
     step = training()
     before = digest(step.parameters())
     step.run()
@@ -382,7 +382,7 @@ def test_training_changes_it() -> None:
 
 
 class Sharded(torch.Tensor):
-    """Holds another local part, as a DTensor does."""
+    """A tensor with a different local part, like a DTensor."""
 
     def detach(self) -> Any:
         return self
@@ -391,5 +391,5 @@ class Sharded(torch.Tensor):
         return torch.tensor([7.0])
 
 
-def test_of_a_sharded_tensor_this_ranks_part_counts() -> None:
+def test_the_digest_of_a_sharded_tensor_is_of_the_local_part() -> None:
     assert digest([torch.zeros(5).as_subclass(Sharded)]) == digest([torch.tensor([7.0])])

@@ -1,4 +1,4 @@
-"""The models are those of the published figures, and their FLOP formulas are right."""
+"""The models are the published models, and their FLOP formulas are correct."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attention_that_the_counter_knows(monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if row.parameters is not None])
-def test_parameter_count_is_that_of_its_row(name: str) -> None:
+def test_a_models_parameter_count_is_the_count_of_its_row(name: str) -> None:
     model = find_model(name).build("meta")
     assert sum(parameter.numel() for parameter in model.parameters()) == find_model(name).parameters
 
@@ -64,17 +64,17 @@ def test_parameter_count_is_that_of_its_row(name: str) -> None:
         # Of facebook/bart-base and google-bert/bert-base-uncased with its masked-language head, tied weights once.
         ("hf_Bart", 139_420_416),
         ("hf_Bert", 109_514_298),
-        # Published as about 46.5 M; exactly what the dimensions of its paper's implementation give.
+        # Published as about 46.5 M. The exact count follows from the dimensions in the paper's implementation.
         ("speech_transformer", 46_471_168),
         ("tts_angular", 9_381_888),
     ],
 )
-def test_parameter_count_is_the_published_one(name: str, parameters: int) -> None:
+def test_a_models_parameter_count_is_the_published_count(name: str, parameters: int) -> None:
     assert find_model(name).parameters == parameters
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "resnet50", "vgg16"])
-def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
+def test_a_vision_model_has_the_same_tensors_as_torchvisions(name: str) -> None:
     """Both models have the same tensors in the same order. Ours has a builder of its own if torchvision's model has no
     size option."""
     with torch.device("meta"):
@@ -85,7 +85,7 @@ def test_a_vision_model_is_torchvisions_layer_by_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16"])
-def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
+def test_a_vision_model_computes_the_same_as_torchvisions(name: str) -> None:
     theirs = torchvision.models.get_model(name).eval()
     ours = find_model(name).build("cpu").get_submodule("net").eval()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
@@ -95,7 +95,7 @@ def test_a_vision_model_computes_what_torchvisions_does(name: str) -> None:
         torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_timm_vovnet_has_the_tensors_of_timms_model() -> None:
+def test_vovnet_has_the_same_tensors_as_timms_model() -> None:
     with torch.device("meta"):
         theirs = timm.create_model("vovnet39a").state_dict()
 
@@ -105,7 +105,7 @@ def test_timm_vovnet_has_the_tensors_of_timms_model() -> None:
     }
 
 
-def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
+def test_bart_without_a_mask_computes_the_same_as_the_library_with_a_mask() -> None:
     model = find_model("hf_Bart-tiny").build("cpu")
     (tokens,) = (pool[0] for pool in model.draw(2))
     masked, _ = mask(tokens)
@@ -114,7 +114,7 @@ def test_bart_without_a_mask_computes_what_the_library_does_with_one() -> None:
     torch.testing.assert_close(model(tokens), theirs)
 
 
-def test_bert_without_a_mask_computes_what_the_library_does() -> None:
+def test_bert_without_a_mask_computes_the_same_as_the_library() -> None:
     model = find_model("hf_Bert-tiny").build("cpu")
     (tokens,) = (pool[0] for pool in model.draw(2))
     masked, labels = mask(tokens)
@@ -161,7 +161,8 @@ def test_the_flop_formula_matches_torchs_counter(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(*(torch.empty_like(pool[0], device="meta") for pool in model.draw(samples))).backward()
 
-    # An LSTM is taken apart there. Its first hidden state needs no gradient, which a real kernel computes all the same.
+    # The meta device splits an LSTM into products. Its first hidden state needs no gradient there, but a real kernel
+    # computes that gradient.
     agreement = 0.006 if name.startswith("tts_angular") else 0
     assert counter.get_total_flops() == pytest.approx(model.flops(samples=samples, passes=1), rel=agreement)
 
@@ -242,7 +243,7 @@ def test_a_model_that_trains_gives_the_same_loss_for_the_same_batch(name: str) -
     ("name", "sequence", "tflops"),
     [("gpt-1.3b", 1024, 8.673), ("bert-base", 512, 0.3637)],
 )
-def test_flops_of_a_sample_are_the_published_ones(name: str, sequence: int, tflops: float) -> None:
+def test_flops_per_sample_are_the_published_figures(name: str, sequence: int, tflops: float) -> None:
     flops = find_model(name).build("meta", sequence=sequence).flops_per_sample()
 
     assert flops / 1e12 == pytest.approx(tflops, abs=5e-5 if tflops < 1 else 5e-4)
@@ -292,7 +293,7 @@ def test_the_loss_of_a_model_falls_steadily(name: str) -> None:
     row, device = find_model(name), torch.device("cpu")
     model = row.build(device, **sample)
     recipe = Recipe(precision="bf16", learning_rate=row.learning_rate, warmup_steps=row.warmup_steps, device=device)
-    trainee = reference(model, None, recipe, micro_batches=2)  # type: ignore[arg-type]  # it has no use for a mesh
+    trainee = reference(model, None, recipe, micro_batches=2)  # type: ignore[arg-type]  # the reference uses no mesh
     batches = cycle(zip(*model.draw(2 * samples), strict=True))
 
     _, last = LOSS_STEPS

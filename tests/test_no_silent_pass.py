@@ -41,7 +41,7 @@ def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(rep
     assert result.ret == 1
     red = [
         "improvement: mine: fits in memory where the baseline did not",
-        "  since     20*-*-* UTC, 2 runs in a row; no green run is kept",
+        "  since     20*-*-* UTC, 2 runs in a row; the history has no green run",
         "  accept    python -m pytest test_it.py::test_mine *--save-baseline",
     ]
     result.stdout.fnmatch_lines(red)
@@ -105,13 +105,13 @@ def test_an_edited_baseline_is_refused_in_one_sentence(replayed: pytest.Pytester
 def test_a_baseline_that_is_too_old_is_said(replayed: pytest.Pytester) -> None:
     edit(replayed, created="2020-01-02T03:04:05+00:00")
     replay(replayed, "--launches", "1").stdout.fnmatch_lines(
-        ["stale baseline: mine: it is more than 90 days old; --save-baseline makes a new one"]
+        ["stale baseline: mine: it is more than 90 days old; --save-baseline stores a new one"]
     )
 
 
 def test_an_empty_history_is_said(replayed: pytest.Pytester) -> None:
     replay(replayed, "--launches", "1", "--history", "kept").stdout.fnmatch_lines(
-        ["history: 1 night of these rows on this machine; a drift can be seen from 13 on (kept/test_an_*-????????)"]
+        ["history: 1 night of these rows on this machine; drift detection needs 13 (kept/test_an_*-????????)"]
     )
 
 

@@ -147,7 +147,7 @@ def test_a_row_with_the_name_of_a_stale_one_is_not_measured(zoo: pytest.Pytester
 
 
 def test_a_red_row_says_which_of_its_files_differ_where_the_commit_does_not(zoo: pytest.Pytester) -> None:
-    """Two dirty trees of one commit differ in nothing that is recorded of the environment."""
+    """The recorded environment is the same for two dirty trees of one commit."""
     touch(zoo, "my_steps.py", "loss.backward()", ONE_MORE)
     report = ["--launches", "1", "--floor", "90%", "--report-md", "report.md"]
     result = pytest_run(zoo, "-k", "first", *report)
@@ -155,7 +155,7 @@ def test_a_red_row_says_which_of_its_files_differ_where_the_commit_does_not(zoo:
     red = [
         "regression: mine[[]first[]]: collectives a step*",
         "  your code 1 of 3 files that this step imports differs from the baseline's: my_steps.py",
-        "  differs   nothing that is recorded of the environment",
+        "  differs   nothing in the recorded environment",
     ]
     result.stdout.fnmatch_lines(red)
     pytest.LineMatcher((zoo.path / "report.md").read_text().splitlines()).fnmatch_lines(red)

@@ -56,7 +56,7 @@ def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
             "mine * calibrated",
             "nothing changed: 0 of 1 rows red",
             "10% slower: found in 0 of 1 rows: not in mine",
-            "What a run on this machine can see",
+            "What a run on this machine can detect",
             "case *noise of a launch *sees with 3 *nothing changed *2% slower *10% slower",
             "mine *%*≥*ok *missed (1) *missed (1)",
         ]
@@ -69,8 +69,8 @@ def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> 
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "Cost, and what a task of 1,000,000 samples takes, at 2.5 USD for a device and hour (--price)",
-            "case *devices *samples/s *USD a million samples *task hours *task USD *",
+            "Cost, also of a task of 1,000,000 samples, at 2.5 USD per device and hour (--price)",
+            "case *devices *samples/s *USD per million samples *task hours *task USD *",
             "mine *2 *",
         ]
     )
@@ -507,7 +507,7 @@ def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
     replayed.mkdir("elsewhere")
     monkeypatch.chdir(project)
     result = replay(replayed, "test_it.py", "--launches", "1", "--benchmark-storage", "../elsewhere")
-    took = f"pytest found no ini file, and took {replayed.path} for the project's root"
+    took = f"pytest found no ini file, so {replayed.path} is the project's root"
     result.stdout.fnmatch_lines([f"trainbench: *; 0 baselines in * ({took}); *"])
     result = replay(replayed, "test_it.py", "--launches", "1")
     result.stdout.fnmatch_lines(["trainbench: *; 1 baseline in baselines/cpu-*; launches of each case: 1"])

@@ -151,8 +151,8 @@ def test_stale_baselines_are_said_together() -> None:
     old = [dataclasses.replace(OK, label=label, stale="it is more than 90 days old") for label in ("a", "b")]
     beaten = dataclasses.replace(OK, label="c", stale="it is beaten")
     assert terminal.notes([*old, beaten]) == [
-        "stale baseline: a, b: it is more than 90 days old; --save-baseline makes a new one",
-        "stale baseline: c: it is beaten; --save-baseline makes a new one",
+        "stale baseline: a, b: it is more than 90 days old; --save-baseline stores a new one",
+        "stale baseline: c: it is beaten; --save-baseline stores a new one",
     ]
 
 
@@ -257,7 +257,7 @@ def test_a_row_of_two_sides_says_which_and_how_to_run_it_again() -> None:
     assert lines[6] == "  launches  3 against 3"
     assert lines[9:11] == [
         "  again     pytest 'test_sharding.py::test_sharding[zero2-dp4]' --against=HEAD~1",
-        "  accept    nothing is stored: what is merged is what the next run is compared with",
+        "  accept    nothing to store: after the merge, runs are compared with the merged code",
     ]
 
 
@@ -306,7 +306,7 @@ def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> 
                     thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
-          then      look at the machine before the commit, and run this again; nothing is to be accepted
+          then      first check the machine, then run this again; do not save a new baseline
         """)  # noqa: E501
 
 
@@ -316,10 +316,10 @@ def machine(now: Record, then: Record, **replaced: Any) -> list[str]:
 
 
 def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None:
-    assert machine(under(130.0), under(100.0)) == ["  machine   as for the baseline, in all that is watched"]
+    assert machine(under(130.0), under(100.0)) == ["  machine   no recorded condition is worse than for the baseline"]
     told = record(*[launch(130.0, conditions={"sm_mhz": [1980.0, 1980.0], "host_rate": [12.0]})] * 3)
-    said = "  machine   as for the baseline, in all that is watched\n            not known of the baseline: host_rate"
-    assert said in terminal.failure(row(told, under(100.0), label="a"))
+    said = "no recorded condition is worse than for the baseline\n            not recorded with the baseline: host_rate"
+    assert f"  machine   {said}" in terminal.failure(row(told, under(100.0), label="a"))
     assert machine(under(300.0, sm_mhz=1410.0), under(100.0)) == [
         "  machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz"
     ]
@@ -341,7 +341,7 @@ def test_of_the_machine_nothing_is_said_where_nothing_was_compared() -> None:
 def test_a_machine_unlike_the_baselines_is_said_of_what_passes_too() -> None:
     rows = [row(under(100.0, hw_thermal=share), under(100.0), label=f"thermal {share}") for share in (0.0, 0.4, 0.5)]
     assert terminal.notes(rows) == [
-        "the machine was not as for the baseline: thermal 0.4, thermal 0.5: for example"
+        "the machine was in a worse state than for the baseline: thermal 0.4, thermal 0.5: for example"
         " thermal slowdown by the hardware in 40% of the window on device 1, baseline 0%"
     ]
 
@@ -367,7 +367,7 @@ def test_a_red_row_says_which_of_its_own_files_are_others() -> None:
     assert own_code(then, {**then, "b.py": "9"}, against="main (0123)") == [
         "1 of 3 files that this step imports differs from main (0123)'s: b.py"
     ]
-    assert own_code(then, then) == ["all 3 files that this step imports are as for the baseline"]
+    assert own_code(then, then) == ["all 3 files that this step imports are the same as for the baseline"]
     assert own_code({}, then) == ["the baseline does not say which code made it"]
     assert own_code(then, {}) == [], "of a launch that was killed nobody knows"
     many = {f"{number}.py": "1" for number in range(8)}
@@ -375,7 +375,7 @@ def test_a_red_row_says_which_of_its_own_files_are_others() -> None:
 
 
 def test_where_nothing_differs_that_is_said_too() -> None:
-    assert suspects() == ["  differs   nothing that is recorded of the environment"]
+    assert suspects() == ["  differs   nothing in the recorded environment"]
 
 
 @pytest.mark.parametrize(("count", "shown", "last"), [(12, 12, "11: a → b"), (13, 13, "and 1 more")])
@@ -485,7 +485,7 @@ def test_markdown_of_a_night_in_which_all_crashed_is_small_enough_for_github() -
     report = markdown.report(rows, "header", {})
     assert len(report.encode()) < 2**20
     assert report.count("<details") == 98
-    assert "In full in the log and in JUnit's file:" in report
+    assert "The full reports of these rows are in the log and in JUnit's file:" in report
     assert "- crash: row[399]: rank 1 was killed by SIGSEGV while timing 20 steps\n" in report
 
 
@@ -514,9 +514,7 @@ def test_tables_of_the_suite_follow_under_their_titles() -> None:
 
 def test_a_row_whose_host_sets_the_pace_says_so() -> None:
     rows = [row(measured(100.0, host_ms=host_ms), label=f"host {host_ms}") for host_ms in (89.0, 91.0)]
-    assert terminal.notes(rows) == [
-        "host-bound: host 91.0: the host takes the whole step to issue it and sets its pace"
-    ]
+    assert terminal.notes(rows) == ["host-bound: host 91.0: the host's time to issue a step sets the step time"]
 
 
 def test_a_red_row_says_which_part_of_the_step_grew() -> None:

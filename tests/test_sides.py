@@ -65,13 +65,13 @@ def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commit
     before, now = (git(commits.path, "rev-parse", "--short=12", name) for name in ("HEAD~1", "HEAD"))
     result.stdout.fnmatch_lines(
         [
-            f"trainbench: *; against HEAD~1 ({before}), in turns; launches of each case: 2",
+            f"trainbench: *; against HEAD~1 ({before}), measured in turns; launches of each case: 2",
             "regression: mine: step time *% worse (sees ≥ *%)",
             f"  against   HEAD~1 ({before}), measured in turns with this side",
             "  launches  * against *",
             f"  differs   commit: {before} → {now}",
             "  again     python -m pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
-            "  accept    nothing is stored: what is merged is what the next run is compared with",
+            "  accept    nothing to store: after the merge, runs are compared with the merged code",
             "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
         ]
     )

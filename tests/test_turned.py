@@ -153,12 +153,12 @@ def test_red_is_what_failed_in_its_own_run(earlier: list[str], fails: tuple[bool
             Turned(runs=1, first=None, green=START),
             [
                 "since     this run; green at 2026-09-01 02:17 UTC; between them:",
-                "          nothing that is recorded of the environment",
+                "          nothing in the recorded environment",
             ],
         ),
         (
             Turned(runs=2, first=START, green=None),
-            ["since     2026-09-01 02:17 UTC, 2 runs in a row; no green run is kept"],
+            ["since     2026-09-01 02:17 UTC, 2 runs in a row; the history has no green run"],
         ),
     ],
 )

@@ -1,2 +1,2 @@
-"""From verdicts to text, in pure functions: nothing here runs, stores or judges. Imports judge/, store/, hardware/,
-project/ and schema/."""
+"""Turns verdicts into text. The functions are pure: they run, store and judge nothing. Imports judge/, store/,
+hardware/, project/ and schema/."""

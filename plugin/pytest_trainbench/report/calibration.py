@@ -1,4 +1,4 @@
-"""What a machine can see, as it was tried there: see :mod:`pytest_trainbench.calibrate`."""
+"""The report of ``--calibrate``: the slowdowns that this machine detects. See :mod:`pytest_trainbench.calibrate`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-TITLE = "What a run on this machine can see"
+TITLE = "What a run on this machine can detect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A slowdown of every step, as a fraction: whether it was found, and after how many launches it was clear."""
+    """One planted slowdown of every step.
+
+    planted: the slowdown, as a fraction of the step time. found: whether the row was red. launches: how many launches
+    the verdict took.
+    """
 
     planted: float
     found: bool
@@ -23,10 +27,10 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Of one case.
+    """The calibration of one case.
 
-    noise: relative standard deviation of a launch's step time. sees: the smallest change that is found at least eight
-    times in ten, as a fraction, by launches on either side. red: whether launches with nothing changed were red.
+    noise: relative standard deviation of a launch's step time. sees: the minimum detectable effect as a fraction, by
+    the number of launches on each side. red: whether launches with nothing changed were red.
     """
 
     label: str
@@ -51,8 +55,8 @@ def table(calibrations: Sequence[Calibration]) -> pd.DataFrame:
     )
 
 
-def said(calibrations: Sequence[Calibration]) -> list[str]:
-    """The table in sentences."""
+def sentences(calibrations: Sequence[Calibration]) -> list[str]:
+    """The table's results as sentences, for the terminal."""
     if not calibrations:
         return []
     red = [one.label for one in calibrations if one.red]

@@ -20,11 +20,11 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one case, from the medians over its launches. ``None`` stands for what was not measured.
+    """The cost figures of one case: medians over its launches, ``None`` for a figure that was not measured.
 
-    devices: that it keeps busy, all of which are paid for. memory_bytes: of the device (on a CPU, of the process) that
-    needs most. work: cases with equal ones train the same model on samples of the same length; ``None`` where nothing
-    says what the case trains.
+    devices: how many devices the case keeps busy; all of them are paid for. memory_bytes: peak memory of the device (on
+    a CPU, of the process) that needs most. work: cases with equal ``work`` train the same model on samples of the same
+    length; ``None`` if the case has no parameter ``model``.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Cost:
         return samples / self.samples_per_s / 3600
 
     def money(self, samples: float, price: Price) -> float:
-        """In the price's own currency."""
+        """Cost of this many samples, in the currency of ``price``."""
         return self.hours(samples) * self.devices * price.amount
 
     def kwh(self, samples: float) -> float | None:
@@ -52,28 +52,29 @@ class Cost:
 
 AMOUNTS: dict[str, Callable[[Cost], float | None]] = {
     "fastest": lambda one: one.hours(MILLION),
-    # Every device has one price: whatever it is, the order is that of device-hours.
+    # All devices cost the same, so device-hours give the order without a price.
     "cheapest": lambda one: one.hours(MILLION) * one.devices,
     "least energy": lambda one: one.energy_j_per_sample,
     "least memory": lambda one: one.memory_bytes,
 }
-"""Title -> what the case with that title takes least of."""
+"""Title -> the amount that is smallest for the case with that title."""
 
 
 def costs(records: Sequence[Record]) -> list[Cost]:
-    """Of each record that went well, in their order.
+    """The cost of each record with outcome ``ok``, in the order of the records.
 
-    Two cases do the same work if they have the same builder, the same parameter ``model``, and as many tokens a sample.
-    One without a ``model``, as a layer or a product is, does that of no other.
+    Two cases do the same work if they have the same builder, the same parameter ``model`` and the same number of tokens
+    per sample. A case without a ``model``, such as a layer, does the same work as no other case.
     """
     return [_cost(record) for record in records if record.outcome == "ok" and record.values("samples_per_s")]
 
 
 def table(records: Sequence[Record], *, price: Price | None, task_samples: int | None) -> pd.DataFrame:
-    """One line a case, everything as text, columns without any figure left out.
+    """One line per case. Every cell is text, and empty columns are left out.
 
-    Money is there with a price by the hour only. ``task_samples`` adds what a task of so many samples takes. *best*
-    says of what a case takes least, where at least one other does the same work.
+    The table shows money only if the price is per hour. ``task_samples`` adds the time, money and energy of a task of
+    that many samples. The column *best* names the amounts that are smallest for a case among all cases that do the same
+    work. It is empty if no other case does the same work.
     """
     import pandas as pd
 
@@ -86,7 +87,7 @@ def table(records: Sequence[Record], *, price: Price | None, task_samples: int |
             "devices": str(one.devices),
             "samples/s": f"{one.samples_per_s:,.2f}",
             **_money_columns(one, hourly),
-            "J a sample": _spell(one.energy_j_per_sample),
+            "J per sample": _spell(one.energy_j_per_sample),
             **(_task_columns(one, task_samples, hourly) if task_samples is not None else {}),
             "memory MiB": "" if one.memory_bytes is None else mib(one.memory_bytes),
             "best": ", ".join(titles[index]),
@@ -98,18 +99,18 @@ def table(records: Sequence[Record], *, price: Price | None, task_samples: int |
 
 
 def title(*, price: Price | None, hardware: str, task_samples: int | None) -> str:
-    """What the table is about, with the price's date and source, or why there is none."""
-    what = "Cost" if task_samples is None else f"Cost, and what a task of {task_samples:,} samples takes"
+    """The table's title: the price with its date and source, or how to give a price."""
+    what = "Cost" if task_samples is None else f"Cost, also of a task of {task_samples:,} samples"
     if price is None:
-        return f"{what}; no price is known for {hardware}: --price 2.5USD names one for a device and hour"
+        return f"{what}; no price is known for {hardware}: type, for example, --price 2.5USD (per device and hour)"
     when = "" if price.date is None else f", {price.date}"
     amount = f"{price.amount:,g} {price.currency}"
     if price.per == "device":
         return (
-            f"{what}; {hardware} has a price to buy ({amount} a device, {price.source}{when}): --price 2.5USD names"
-            " one for a device and hour"
+            f"{what}; for {hardware} only a purchase price is known ({amount} per device, {price.source}{when}): type,"
+            " for example, --price 2.5USD (per device and hour)"
         )
-    return f"{what}, at {amount} for a device and hour ({price.source}{when})"
+    return f"{what}, at {amount} per device and hour ({price.source}{when})"
 
 
 def _cost(record: Record) -> Cost:
@@ -133,8 +134,8 @@ def _money_columns(one: Cost, price: Price | None) -> dict[str, str]:
         return {}
     tokens = one.samples_per_token
     return {
-        f"{price.currency} a million samples": _spell(one.money(MILLION, price)),
-        f"{price.currency} a million tokens": "" if tokens is None else _spell(one.money(MILLION * tokens, price)),
+        f"{price.currency} per million samples": _spell(one.money(MILLION, price)),
+        f"{price.currency} per million tokens": "" if tokens is None else _spell(one.money(MILLION * tokens, price)),
     }
 
 
@@ -144,7 +145,7 @@ def _task_columns(one: Cost, samples: int, price: Price | None) -> dict[str, str
 
 
 def _best(found: Sequence[Cost]) -> list[list[str]]:
-    """The titles that each case wins among those that do the same work."""
+    """The titles that each case wins among the cases that do the same work."""
     titles: list[list[str]] = [[] for _ in found]
     groups = defaultdict(list)
     for index, one in enumerate(found):
@@ -159,7 +160,7 @@ def _best(found: Sequence[Cost]) -> list[list[str]]:
 
 
 def _spell(amount: float | None) -> str:
-    """Three digits, or all before the point."""
+    """Three significant digits, or all digits before the decimal point."""
     if amount is None:
         return ""
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"

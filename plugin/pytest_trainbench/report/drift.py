@@ -1,4 +1,4 @@
-"""What the history says of a run, as lines for the terminal and for Markdown."""
+"""The drifts that the history shows, as lines for the terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pytest_trainbench.schema.metrics import METRICS
 from pytest_trainbench.store.baseline import from_here
 
 DRIFTS_SHOWN = 10
-"""The largest; where the machine moved, all rows did."""
+"""How many drifts are listed, the largest first. If the machine itself became slower, all rows drift."""
 
 DIFFERS_SHOWN = 3
 
 
 def lines(found: Findings, folder: Path) -> list[str]:
-    """A line for each drift, and one that says how far back the history reaches; none where no row has figures."""
+    """One line per drift, and one line on how many nights the history has. No lines if no row has figures."""
     if not found.nights:
         return []
     largest = sorted(found.drifts, key=lambda one: -one.change)
@@ -25,17 +25,17 @@ def lines(found: Findings, folder: Path) -> list[str]:
     if len(largest) > DRIFTS_SHOWN:
         said.append(f"drift: and {len(largest) - DRIFTS_SHOWN} more, all smaller")
     if said:
-        said.append("a drift is said every night, until it is mended or --save-baseline accepts it")
+        said.append("a drift is reported in every run, until it is repaired or --save-baseline accepts it")
     short = [case_id for case_id, count in found.nights.items() if count < found.needed]
     fewest, most = min(found.nights.values()), max(found.nights.values())
     span = f"{fewest} to {most}" if fewest < most else str(most)
     if len(short) == len(found.nights):
         kept = f"{span} {_nights(most)} of these rows on this machine"
-        history = f"{kept}; a drift can be seen from {found.needed} on ({from_here(folder)})"
+        history = f"{kept}; drift detection needs {found.needed} ({from_here(folder)})"
     elif short:
         history = (
             f"{len(short)} of {len(found.nights)} rows have fewer than the {found.needed} nights on this machine that"
-            f" a drift takes to be seen; {_drifts(len(found.drifts))} in the others"
+            f" drift detection needs; {_drifts(len(found.drifts))} in the others"
         )
     else:
         history = f"{_drifts(len(found.drifts))} over {span} nights on this machine"

@@ -1,4 +1,4 @@
-"""What a run is, in one line: where it runs and what it compares with."""
+"""The line at the top of a run: its hardware, its libraries, and what it compares with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_trainbench.store.baseline import from_here
 
 
 def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[str, str], compared_with: str) -> str:
-    """``versions``: of libraries, by name. ``compared_with``: see :func:`against` and :func:`stored`."""
+    """``versions``: library -> its version. ``compared_with``: the text of :func:`against` or :func:`stored`."""
     unknown = "" if hardware.accelerator or hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
@@ -20,15 +20,15 @@ def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[s
 
 
 def against(name: str) -> str:
-    return f"against {name}, in turns"
+    return f"against {name}, measured in turns"
 
 
 def stored(count: int, folder: Path, *, guessed_root: Path | None) -> str:
-    """``folder``: of ``count`` baselines. ``guessed_root``: where pytest found no ini file, what it took for the
-    project's root."""
+    """``folder``: holds the ``count`` baselines. ``guessed_root``: the project's root as pytest guessed it; ``None`` if
+    pytest found an ini file."""
     text = f"{count} baseline{'' if count == 1 else 's'} in {from_here(folder)}"
     if not count and guessed_root is not None and folder.is_relative_to(guessed_root):
-        text += f" (pytest found no ini file, and took {guessed_root} for the project's root)"
+        text += f" (pytest found no ini file, so {guessed_root} is the project's root)"
     return text
 
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 DETAILS_MOST = 500_000
-"""Characters that the reports of failing rows may have together. GitHub refuses the whole summary of a step above 1
-MiB, and a night in which all rows crash, each with its traceback and log, has more."""
+"""Limit on the characters of all reports of failing rows together. GitHub refuses the summary of a CI step
+above 1 MiB. If all rows crash, each with its traceback and log, the reports are longer than that."""
 
 OPENED = 3
-"""Reports of failing rows that are unfolded: with more, each one's first line is what fits on a screen."""
+"""How many reports of failing rows are unfolded. With more of them, only their first lines fit on a screen."""
 
 
 def report(
@@ -28,7 +28,7 @@ def report(
     trend: Sequence[str] = (),
     cut_off: str = "",
 ) -> str:
-    """What is red and what drifts comes first: of a hundred rows the table alone is longer than a screen."""
+    """The Markdown report. Red rows and drifts come first, because the table may be longer than a screen."""
     parts = [f"## Training benchmark: {counts(rows, cut_off)}", header]
     red = [failure(row) for row in rows if row.fails]
     left, short = DETAILS_MOST, []
@@ -42,7 +42,7 @@ def report(
         summary = f"<summary>{html.escape(first, quote=False)}</summary>"
         parts.append(f"<{how}>{summary}\n\n```text\n{text}\n```\n\n</details>")
     if short:
-        parts.append("\n".join(["In full in the log and in JUnit's file:", "", *short]))
+        parts.append("\n".join(["The full reports of these rows are in the log and in JUnit's file:", "", *short]))
     drifts = [line for line in trend if line.startswith("drift")]
     if drifts:
         parts.append("\n".join(f"- {line}" for line in drifts))

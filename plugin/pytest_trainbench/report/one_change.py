@@ -1,4 +1,4 @@
-"""What one change makes, where two cases of a session differ in nothing else."""
+"""The effect of a single change: compares cases of a session that differ in one parameter or in the mesh only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MESH = "mesh"
-"""How the mesh is called among the parameters."""
+"""Name of the mesh among the parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneChange:
-    """``name`` went from ``before`` to ``after``: two values that follow each other."""
+    """Parameter ``name`` changed from ``before`` to ``after``. See :func:`table` for which values are compared."""
 
     name: str
     before: str
@@ -29,11 +29,11 @@ class OneChange:
 
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
-    """One line a change, everything as text; without a line where no two cases differ in one thing only.
+    """One line per change. Every cell is text. The table is empty if no two cases differ in one thing only.
 
-    Numbers are held against the next smaller one; other values against the case without the parameter (*none*), or
-    where each has it, against the one that was measured first. Figures are medians over all pairs of cases that show
-    the change.
+    A number is compared with the next smaller number. Any other value is compared with the case without the parameter
+    (*none*). If all cases have the parameter, it is compared with the value that was measured first. Each figure is the
+    median over all pairs of cases that show the change.
     """
     import pandas as pd
 
@@ -43,9 +43,9 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
             "change": f"{change.name} {change.before} → {change.after}",
             "pairs": str(len(found)),
             "samples/s": _median_change(found, lambda record: record.median("samples_per_s")),
-            "a device": _median_change(found, _samples_per_s_per_device),
+            "per device": _median_change(found, _samples_per_s_per_device),
             "memory": _median_change(found, lambda record: record.median("peak_allocated_bytes", "process_bytes")),
-            "energy a sample": _median_change(found, lambda record: record.median("energy_j_per_sample")),
+            "energy per sample": _median_change(found, lambda record: record.median("energy_j_per_sample")),
         }
         for change, found in pairs.items()
     ]
@@ -69,7 +69,7 @@ def _pairs(records: Sequence[Record]) -> dict[OneChange, list[tuple[Record, Reco
 
 
 def _description(record: Record) -> Mapping[str, Any]:
-    """Parameters and mesh. One that is ``None`` says as much as one that is not there."""
+    """Parameters and mesh. A parameter of ``None`` counts as missing."""
     params = {name: value for name, value in record.case.params.items() if value is not None}
     return {**params, MESH: str(record.case.mesh)}
 

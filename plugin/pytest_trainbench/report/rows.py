@@ -1,4 +1,4 @@
-"""What a report is made of: one row a test, and the table of all rows."""
+"""The rows of a report, one per test, and the table of all rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from pytest_trainbench.schema.record import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One test: what ran (``None`` for a skipped one), how it was judged, and what against.
+    """One test: its record (``None`` if it was skipped), its verdict, and the baseline of the verdict.
 
-    fails: whether its test does, which for some outcomes is the session's to say (``CI``, ``--fail-on-improvement``).
-    against: the other side of a run that compares two, whose record ``baseline`` is then. again: the command that
-    compares this row alone once more.
-    accept: the command that makes what was measured the baseline. stale: why the baseline should be made anew.
-    by_hand: the command that runs the case without pytest. same_as: the test of the same case whose measurement this
-    is. calibration: what ``--calibrate`` found. turned: since when it is red.
+    fails: whether the test fails. For some outcomes this depends on ``CI`` and ``--fail-on-improvement``.
+    against: name of the other side, if the run has ``--against``. ``baseline`` is then the other side's record.
+    again: the command that compares this row alone once more.
+    accept: the command that stores this record as the baseline.
+    stale: why a new baseline should be saved.
+    by_hand: the command that runs the case without pytest.
+    same_as: label of another test with the same case. Its measurement is used for this row.
+    calibration: the result of ``--calibrate``.
+    turned: since when the row is red.
     """
 
     label: str
@@ -43,16 +46,17 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Columns by name, one line a row, those without any figure left out.
+    """Column name -> one cell per row. Columns without any figure are left out.
 
-    Figures are what was judged, and medians over the launches where nothing was. Memory is what the most loaded rank's
-    tensors held at their peak or, on a CPU, where tensors are not counted, the peak resident set of its process.
+    A figure is the judged value, or the median over the launches if the metric was not judged. Memory is the peak
+    memory of tensors on the rank that needs most. A CPU does not count tensors, so there it is the peak resident set of
+    the process.
     """
     lines = [_line(row) for row in rows]
     columns = {name: [line[name] for line in lines] for name in lines[0]}
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     if "peak MiB" in shown:
-        # On an accelerator the driver's figure would only repeat the tensors' with the allocator's slack on top.
+        # On an accelerator, the memory of the process is the memory of tensors plus the allocator's unused blocks.
         shown.pop("process MiB", None)
     return shown
 
@@ -66,14 +70,14 @@ def tflops(value: float) -> str:
 
 
 def devices(record: Record) -> int:
-    """That a case keeps busy: as measured, since one rank may drive several (``nn.DataParallel``); where no launch got
-    that far, those of its mesh."""
+    """How many devices a case keeps busy: the measured number, because one rank may drive several
+    (``nn.DataParallel``). The mesh gives the number if no launch measured it."""
     measured = record.values("devices")
     return round(median(measured)) if measured else record.case.mesh.world_size
 
 
 def signed(fraction: float) -> str:
-    """``+1.2%``, ``−1.2%`` with a minus as wide as the plus, or ``0.0%`` without a sign."""
+    """``+1.2%``, ``−1.2%`` with a minus sign as wide as the plus sign, or ``0.0%`` without a sign."""
     text = f"{fraction:+.1%}".replace("-", "−")
     return "0.0%" if text[1:] == "0.0%" else text
 

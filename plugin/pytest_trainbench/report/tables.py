@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def measured(rows: Sequence[Row]) -> list[Record]:
-    """The records of all rows, each once."""
+    """The records of all rows. Rows that share a record give it once."""
     return [row.record for row in rows if row.record is not None and not row.same_as]
 
 
@@ -29,8 +29,11 @@ def tables(
     price: Price | None,
     task_samples: int | None,
 ) -> dict[str, pd.DataFrame]:
-    """Those that have rows, by title. ``of_suite``: what the suite's hooks made. ``price``: that of a device, where the
-    user names one instead of the hardware's row."""
+    """Title -> table, without empty tables.
+
+    ``of_suite``: the tables of the suite's hooks. ``price``: the user's price of a device; ``None`` for the price in
+    the hardware table.
+    """
     records = measured(rows)
     found = {title: table for made in of_suite for title, table in made.items() if len(table)}
     if calibrations := [row.calibration for row in rows if row.calibration]:
@@ -40,5 +43,5 @@ def tables(
         title = cost.title(price=price, hardware=hardware.id, task_samples=task_samples)
         found[title] = cost.table(records, price=price, task_samples=task_samples)
         if len(changes := one_change.table(records)):
-            found["What one change made"] = changes
+            found["Effect of a single change"] = changes
     return found

@@ -1,4 +1,4 @@
-"""The report as plain text: the table, the text of one failing test, what was saved."""
+"""The report as plain text: the table, the report of a failing test, and the saved baselines."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SUSPECTS_SHOWN = 12
 
 FILES_SHOWN = 6
 
-NOTHING_DIFFERS = "nothing that is recorded of the environment"
+NOTHING_DIFFERS = "nothing in the recorded environment"
 
 PARTS = ("compute_ms", "exposed_communication_ms", "host_ms")
-"""Metrics that say which part of a step grew."""
+"""Metrics that show which part of a step grew."""
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The table, then why rows ended as they did."""
+    """The table, then the notes on its rows."""
     lines = [grid(rows, "simple")]
     if said := notes(rows):
         lines += ["", *said]
@@ -53,7 +53,7 @@ def grid(rows: Sequence[Row], form: str) -> str:
 
 
 def derived(title: str, cells: pd.DataFrame, form: str) -> str:
-    """A table that a suite made of several cases. A column of figures stands to the right."""
+    """A table that a suite made from several cases. Columns of figures are right-aligned."""
     text = cells.astype(str)
     align = ["right" if text[name].str.match(r"^[-−+≥]?[\d.]|^$|^—$").all() else "left" for name in text]
     grid = tabulate(text.to_dict("list"), headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
@@ -61,8 +61,10 @@ def derived(title: str, cells: pd.DataFrame, form: str) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What is to be known of a row besides its figures, and why rows ended as they did where they did not fail (see
-    :func:`failure`); each reason once."""
+    """One line per note on the rows, for example host-bound rows, and the reasons of rows that did not fail.
+
+    Rows with the same reason share a line. :func:`failure` gives the reasons of rows that failed.
+    """
     labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.verdict.reason and not row.fails:
@@ -72,14 +74,15 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
-    said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline makes a new one" for why, who in stale.items()]
+    said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline stores a new one" for why, who in stale.items()]
     said += _of_other_code(rows)
     if disturbed := [row for row in rows if row.verdict.causes and not row.fails]:
         who = ", ".join(row.label for row in disturbed)
-        said.append(f"the machine was not as for the baseline: {who}: for example {disturbed[0].verdict.causes[0]}")
+        example = disturbed[0].verdict.causes[0]
+        said.append(f"the machine was in a worse state than for the baseline: {who}: for example {example}")
     if bound := [row.label for row in rows if row.record is not None and host_bound(row.record)]:
-        said.append(f"host-bound: {', '.join(bound)}: the host takes the whole step to issue it and sets its pace")
-    said += calibration.said([row.calibration for row in rows if row.calibration])
+        said.append(f"host-bound: {', '.join(bound)}: the host's time to issue a step sets the step time")
+    said += calibration.sentences([row.calibration for row in rows if row.calibration])
     unjudged: dict[str, list[str]] = {}
     for row in rows:
         for change in row.verdict.changes:
@@ -94,7 +97,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _of_other_code(rows: Sequence[Row]) -> list[str]:
-    """The rows that did not fail, although their baseline is of other code: one line for all."""
+    """One line that names all rows that passed although their baseline was measured with other code."""
     differ = {
         row.label: differing(row.baseline.code, row.record.code)
         for row in rows
@@ -108,18 +111,18 @@ def _of_other_code(rows: Sequence[Row]) -> list[str]:
     if not found:
         return []
     files = _files(sorted({path for paths in found.values() for path in paths}))
-    return [f"baseline of other code: {', '.join(found)}: {files}; --stale --save-baseline measures such rows anew"]
+    return [f"baseline of other code: {', '.join(found)}: {files}; --stale --save-baseline measures these rows again"]
 
 
 def counts(rows: Sequence[Row], cut_off: str = "") -> str:
-    """For example ``8 ok, 1 noisy, 1 regression``, and that a run was ``cut_off``."""
+    """For example ``8 ok, 1 noisy, 1 regression``. The text ``cut_off`` follows, if there is one."""
     found = ((outcome, sum(row.verdict.outcome == outcome for row in rows)) for outcome in OUTCOMES)
     told = ", ".join(f"{count} {outcome}" for outcome, count in found if count)
     return "; ".join(filter(None, (told, cut_off)))
 
 
 def failure(row: Row) -> str:
-    """What the person who finds this test red reads: how much, against what, what differs, what to type."""
+    """The report of a failed row: how much changed, compared with what, what else differs, and what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
     facts = _listed("judged", _judged(row.verdict.changes))
     if row.against:
@@ -137,10 +140,10 @@ def failure(row: Row) -> str:
     if row.accept:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
-        facts.append(("then", "look at the machine before the commit, and run this again; nothing is to be accepted"))
+        facts.append(("then", "first check the machine, then run this again; do not save a new baseline"))
     if row.again:
         facts.append(("again", row.again))
-        facts.append(("accept", "nothing is stored: what is merged is what the next run is compared with"))
+        facts.append(("accept", "nothing to store: after the merge, runs are compared with the merged code"))
     if row.by_hand:
         facts.append(("by hand", row.by_hand))
     lines += [f"  {name:<10}{text}" for name, text in facts]
@@ -150,23 +153,23 @@ def failure(row: Row) -> str:
 
 
 def _conditions(row: Row) -> list[str]:
-    """What the launches ran under, where it was worse than the baseline's or is known not to have been, and what nobody
-    knows of the baseline; nothing where that was not looked at: of two sides that took turns, and of a row that was not
-    compared."""
+    """The conditions of the machine that were worse than for the baseline, and those that the baseline did not record.
+
+    Empty for a row that was not compared, and with ``--against``, where the conditions are not judged.
+    """
     if row.against or not row.verdict.changes:
         return []
     now, before = (typical(of.launches) if of else {} for of in (row.record, row.baseline))
     told = [str(cause) for cause in row.verdict.causes]
     if now and before:
-        told = told or ["as for the baseline, in all that is watched"]
+        told = told or ["no recorded condition is worse than for the baseline"]
         if unknown := [name for name, one in CONDITIONS.items() if one.rule and name in now and name not in before]:
-            told.append(f"not known of the baseline: {', '.join(unknown)}")
+            told.append(f"not recorded with the baseline: {', '.join(unknown)}")
     return told
 
 
 def _own_code(row: Row, before: Record, now: Record) -> list[str]:
-    """Which of the project's files that the step imports are others than before; nothing where this run does not
-    know."""
+    """The project's files that the step imports and that changed. Empty if this run did not record its files."""
     if not now.code:
         return []
     theirs = row.against or "the baseline"
@@ -174,7 +177,7 @@ def _own_code(row: Row, before: Record, now: Record) -> list[str]:
         return [f"{theirs} does not say which code made it"]
     files, differ = len({*before.code, *now.code}), differing(before.code, now.code)
     if not differ:
-        return [f"all {files} files that this step imports are as for {theirs}"]
+        return [f"all {files} files that this step imports are the same as for {theirs}"]
     verb = "differs" if len(differ) == 1 else "differ"
     return [f"{len(differ)} of {files} files that this step imports {verb} from {theirs}'s: {_files(differ)}"]
 
@@ -185,17 +188,17 @@ def _files(paths: Sequence[str]) -> str:
 
 
 def _judged(changes: Sequence[Change]) -> list[str]:
-    """A line for each metric, and one for all that are judged exactly and are the same."""
+    """One line per metric. Metrics that are judged exactly and did not change share one line."""
     same = [change for change in changes if change.outcome == "ok" and not change.sees]
     told = [_spell(change) for change in changes if change not in same]
     return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
 
 def _parts(row: Row, before: Record, now: Record) -> list[str]:
-    """Where a step's time goes, then and now, in ms, and which collectives changed."""
+    """The parts of a step's time before and now, in ms, and the collectives that changed."""
     lines = []
     for name in PARTS:
-        # One that is judged has one figure, not a median besides.
+        # For a judged metric, show the judged figures: the medians may differ from them.
         if change := row.verdict.change(name):
             old, new = change.before, change.now
         elif (then := before.values(name)) and (since := now.values(name)):
@@ -208,7 +211,7 @@ def _parts(row: Row, before: Record, now: Record) -> list[str]:
 
 
 def _collectives(before: Record, now: Record) -> list[str]:
-    """Those of which a step makes more or fewer, or larger ones, by the first launch of each."""
+    """The kinds of collectives whose calls or bytes per step changed, taken from the first launch of each record."""
     if not (before.values("collectives") and now.values("collectives")):
         return []
     old, new = (as_stored(record.launches[0].collectives) for record in (before, now))
@@ -223,7 +226,7 @@ def _collectives(before: Record, now: Record) -> list[str]:
 
 
 def saved(saves: Sequence[Saved]) -> str:
-    """What ``--save-baseline`` stored, and what each case was before."""
+    """One line per baseline that ``--save-baseline`` stored, with the figure that it replaced."""
     return "\n".join(f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves)
 
 
@@ -263,10 +266,10 @@ def _suspects(row: Row) -> list[tuple[str, str]]:
 
 
 def _since(turned: Turned) -> list[str]:
-    """When a row turned red, and what changed there."""
+    """When a row turned red, and what changed since its last green run."""
     first = "this run" if turned.first is None else f"{_minute(turned.first)}, {turned.runs} runs in a row"
     if turned.green is None:
-        return [f"{first}; no green run is kept"]
+        return [f"{first}; the history has no green run"]
     return [
         f"{first}; green at {_minute(turned.green)}; between them:",
         *(_differing(turned.differs) or [NOTHING_DIFFERS]),
