@@ -104,7 +104,7 @@ def test_no_self_hosted_runner_is_reachable_from_a_pull_request(path: Path) -> N
 
 
 @each_workflow
-def test_permissions_are_least(path: Path) -> None:
+def test_workflows_have_only_the_permissions_they_need(path: Path) -> None:
     workflow = load(path)
     assert workflow["permissions"] == {"contents": "read"}
     raised = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
@@ -120,20 +120,20 @@ def test_a_checkout_leaves_no_token_behind(path: Path) -> None:
 
 
 @each_workflow
-def test_artifacts_are_always_kept(path: Path) -> None:
+def test_artifacts_are_uploaded_even_after_a_failure(path: Path) -> None:
     uploads = list(steps(load(path), "actions/upload-artifact@"))
     assert uploads
     assert {step.get("if") for step in uploads} == {"always()"}
 
 
 @each_workflow
-def test_no_expression_is_pasted_into_a_script(path: Path) -> None:
+def test_no_script_contains_a_workflow_expression(path: Path) -> None:
     # A value pasted into a script is run as a part of it; through `env:` it stays a value.
     assert [step["run"] for step in steps(load(path)) if "${{" in step.get("run", "")] == []
 
 
 @each_workflow
-def test_every_job_ends(path: Path) -> None:
+def test_every_job_has_a_timeout(path: Path) -> None:
     assert all(int(job["timeout-minutes"]) > 0 for job in load(path)["jobs"].values())
 
 
@@ -164,7 +164,7 @@ def test_the_nightly_runs_in_the_environment_of_the_stored_rows() -> None:
 
 
 @pytest.mark.parametrize("workflow", ["nightly", "baselines"])
-def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str) -> None:
+def test_gpu_workflows_use_the_pinned_packages_and_python(workflow: str) -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     gpu = tox["testenv:bench-gpu"]
@@ -175,7 +175,7 @@ def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str)
     assert "run -e bench-gpu --" in run
 
 
-def test_saved_baselines_bring_the_pages_that_show_them() -> None:
+def test_the_baselines_workflow_also_updates_the_generated_pages() -> None:
     """Or every honest update would leave the pages behind."""
     workflow = load(ROOT / ".github" / "workflows" / "baselines.yml")
     names = [step.get("name", step.get("uses")) for step in steps(workflow)]
@@ -193,7 +193,7 @@ def test_the_site_is_built_with_every_change(path: str) -> None:
     assert "run -e lint,types,docs\n" in (ROOT / path).read_text()
 
 
-def test_the_ci_script_and_the_workflows_use_one_tox() -> None:
+def test_the_ci_script_and_the_workflows_use_one_version_of_tox() -> None:
     paths = [ROOT / ".ci" / "run", *WORKFLOWS]
     pinned = re.compile(r'(?:tox==|TOX_VERSION: ")(\d[\d.]*)')
     assert len({version for path in paths for version in pinned.findall(path.read_text())}) == 1
@@ -204,7 +204,7 @@ def test_pytest_finds_the_plugin_once_installed() -> None:
     assert plugin.value == "pytest_trainbench.plugin"
 
 
-def test_the_package_says_that_it_is_typed_and_under_which_licence() -> None:
+def test_the_package_declares_its_types_and_its_licence() -> None:
     assert (ROOT / "plugin" / "pytest_trainbench" / "py.typed").is_file()
     assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["pytest_trainbench"]
     assert PYPROJECT["project"]["license"] == "Apache-2.0"

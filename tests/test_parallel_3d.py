@@ -118,7 +118,7 @@ def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
     assert loss_fault(one.losses, truth.losses, tolerance(engine).allowed) is None
 
 
-def test_only_the_ends_of_a_pipeline_are_joined() -> None:
+def test_only_the_ends_of_a_pipeline_share_a_group() -> None:
     """Two pipelines of four ranks: those in between hold neither the embedding nor the head."""
     joined = []
     for rank in range(8):
@@ -136,7 +136,7 @@ def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, La
     assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
-def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
+def test_attention_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """Tensor-parallel ranks cut query, key and value as if the three were one block of columns."""
     one = train_wrong(tmp_path / "job", "tensor_parallel_with_mixed_heads", mesh="tp2", micro_batch=2)
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
@@ -144,7 +144,7 @@ def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_
     assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
-def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp_path: Path) -> None:
+def test_pipeline_replicas_without_gradient_sums_are_caught(tmp_path: Path) -> None:
     one = train_wrong(tmp_path / "job", "pipeline_without_gradient_sums", mesh="dp2-pp2", schedule="1f1b")
     assert one.outcome == "invalid"
     assert str(one.reason).startswith("data-parallel replicas differ: ranks 0 and 1")
@@ -169,7 +169,7 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp
         ),
     ],
 )
-def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, Any], sentence: str) -> None:
+def test_an_impossible_split_is_refused_in_one_sentence(case: dict[str, Any], sentence: str) -> None:
     if reason := ENGINES[str(case["engine"])].missing("cpu", "fp32") if case["engine"] in ENGINES else None:
         pytest.skip(reason)
     params = {**WORK, **case}
@@ -282,5 +282,5 @@ def test_the_table_shows_medians_beside_published_figures() -> None:
     ]
 
 
-def test_no_table_without_a_row() -> None:
+def test_there_is_no_table_without_rows() -> None:
     assert parallel_3d([record()]) is None

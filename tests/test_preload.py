@@ -45,7 +45,7 @@ def test_without_cuda_there_is_nothing_to_guard() -> None:
         assert torch.cuda._lazy_init.__name__ == "_lazy_init"
 
 
-def test_what_is_imported_ahead_of_time_is_none_of_the_collectors_business() -> None:
+def test_preloaded_objects_are_frozen_for_the_garbage_collector() -> None:
     """In an interpreter of its own: measuring, in other tests, gives frozen objects back."""
     told = "import pytest_trainbench.launch.preload, gc; print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))"
     assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "True\n"

@@ -18,7 +18,7 @@ def test_the_fork_server_can_be_ended() -> None:
     assert pid is None or pid > 0
 
 
-def test_an_agent_need_not_wait_for_those_of_other_nodes() -> None:
+def test_an_agent_need_not_wait_for_agents_of_other_nodes() -> None:
     """``SimpleElasticAgent._exit_barrier``: without it a launch on several nodes waits up to 300 s for a node whose
     ranks failed in their teardown."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -30,7 +30,7 @@ def test_an_agent_need_not_wait_for_those_of_other_nodes() -> None:
     assert vars(SimpleElasticAgent)["_exit_barrier"] is before
 
 
-def test_a_device_can_be_kept_closed_while_modules_are_imported_ahead_of_time() -> None:
+def test_the_device_stays_closed_while_modules_are_preloaded() -> None:
     """``torch.cuda._lazy_init``: without it a module of ``trainbench_preload`` that opens the device on import spoils
     it for every rank."""
     assert "_lazy_init()" in inspect.getsource(torch.cuda.init) and callable(torch.cuda._lazy_init)

@@ -70,7 +70,7 @@ def test_a_step_raises_what_the_work_raised_and_so_do_later_steps() -> None:
             turns.step()
 
 
-def test_a_dispatch_mode_of_the_caller_sees_the_work_that_the_caller_waits_for() -> None:
+def test_the_callers_dispatch_mode_sees_the_work_of_its_turns() -> None:
     def work() -> None:
         while True:
             torch.ones(2, 3) @ torch.ones(3, 4)
@@ -203,7 +203,7 @@ def test_the_counter_sees_the_flops_of_each_ranks_passes(
     assert [(trace.flops_counted, trace.flops) for trace in traces] == [(counted, 2 * counted)] * 2
 
 
-def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
+def test_evaluation_repeats_the_losses_of_the_untrained_model(tmp_path: Path) -> None:
     done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16, warmup=6, steps=6)
     assert done.losses == pytest.approx([done.losses[step % 4] for step in range(13)])
     assert sum(done.losses[:4]) / 4 == pytest.approx(plain_losses(1, samples=16)[0])
@@ -211,7 +211,7 @@ def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path
 
 
 @pytest.mark.parametrize(("dp", "accumulation", "train_loss_tolerance"), [(1, 8, 1e-3), (2, 4, 0.01)])
-def test_a_whole_run_reports_what_trainer_logs_of_it(
+def test_a_whole_run_reports_what_trainer_logs(
     dp: int, accumulation: int, train_loss_tolerance: float, tmp_path: Path
 ) -> None:
     """Four epochs of one step with an evaluation after each.
@@ -261,7 +261,7 @@ def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) 
         ("trainer_eval", 1, {"samples": 8, "model": "gpt-tiny"}, "only DeBERTa models here, and 'gpt-tiny' is not one"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_refused_in_a_sentence(
+def test_incompatible_parameters_are_refused_in_one_sentence(
     builder: str, dp: int, params: dict[str, Any], sentence: str
 ) -> None:
     with pretended(f"dp{dp}") as mesh, pytest.raises(ValueError, match=re.escape(sentence)):
@@ -342,7 +342,7 @@ for checkpointing in (False, True):
 """
 
 
-def test_with_checkpointing_backward_goes_through_the_layers_again(tmp_path: Path) -> None:
+def test_checkpointing_recomputes_the_layers_in_the_backward_pass(tmp_path: Path) -> None:
     assert [line for line in said(FORWARDS, tmp_path) if line.startswith("forwards")] == ["forwards 3", "forwards 6"]
 
 

@@ -30,7 +30,7 @@ def trained(precision: str, devices: int, *samples_per_s: float, **params: Any) 
     return record(*launches, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
 
 
-def test_a_format_is_compared_with_fp32_with_tf32_with_eager_and_with_one_device() -> None:
+def test_a_format_is_compared_with_fp32_tf32_eager_and_one_device() -> None:
     table = mixed_precision(
         [
             trained("fp16", 4, 400, 410, 900),  # a median, so that one lucky launch is no speed-up

@@ -110,19 +110,19 @@ def test_each_phase_is_shown_once(pack: Pack, watchdog: Watchdog) -> None:
     assert pack.shown == ["starting", "timing 20 steps"]
 
 
-def test_processes_are_looked_at_twice_a_second(pack: Pack, watchdog: Watchdog) -> None:
+def test_processes_are_checked_twice_a_second(pack: Pack, watchdog: Watchdog) -> None:
     until(pack, watchdog, 10.0)
     assert pack.checks == pytest.approx(10.0 / CHECK_EVERY_S, abs=4)
 
 
-def test_ranks_that_outlive_their_limit_are_given_up_and_killed_again_and_again(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_beyond_their_limit_are_given_up_and_killed_repeatedly(pack: Pack, watchdog: Watchdog) -> None:
     assert until(pack, watchdog, LIMIT_S + GRACE_S + 1.0), "some may not have been born yet"
     assert pack.first("give up") == pytest.approx(LIMIT_S + GRACE_S, abs=2 * LOOK_EVERY_S)
     assert pack.first("kill") == pack.first("give up")
     assert len(pack.did) > 10
 
 
-def test_ranks_that_wrote_their_traces_have_a_while_to_leave(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_that_wrote_their_traces_have_some_time_to_exit(pack: Pack, watchdog: Watchdog) -> None:
     until(pack, watchdog, 20.0)
     pack.go = True
     until(pack, watchdog, 20.0 + LINGER_S + 2.0)
@@ -130,7 +130,7 @@ def test_ranks_that_wrote_their_traces_have_a_while_to_leave(pack: Pack, watchdo
     assert pack.first("give up") == pack.first("stop") == float("inf")
 
 
-def test_a_rank_that_ended_without_a_word_ends_the_launch(pack: Pack, watchdog: Watchdog) -> None:
+def test_a_rank_that_exits_without_a_message_ends_the_launch(pack: Pack, watchdog: Watchdog) -> None:
     """For the agent a rank that exits with 0 has not failed, only not returned yet."""
     until(pack, watchdog, 5.0)
     pack.over = {1}
@@ -140,12 +140,12 @@ def test_a_rank_that_ended_without_a_word_ends_the_launch(pack: Pack, watchdog: 
     assert pack.first("stop") == pytest.approx(5.0 + GRACE_S, abs=CHECK_EVERY_S + 2 * LOOK_EVERY_S)
 
 
-def test_a_rank_that_told_why_it_ended_is_the_agents_to_find(pack: Pack, watchdog: Watchdog) -> None:
+def test_a_rank_that_left_a_message_is_left_to_the_agent(pack: Pack, watchdog: Watchdog) -> None:
     pack.over, pack.wrote = {1}, {1}
     assert until(pack, watchdog, LIMIT_S) and watchdog.observed == Observed()
 
 
-def test_the_first_to_end_are_the_ones_that_count(pack: Pack, watchdog: Watchdog) -> None:
+def test_only_the_first_ranks_to_end_count(pack: Pack, watchdog: Watchdog) -> None:
     """Where one of them failed, the agent may have stopped the others meanwhile."""
     pack.over, pack.wrote = {1}, {1}
     until(pack, watchdog, 2.0)
@@ -154,13 +154,13 @@ def test_the_first_to_end_are_the_ones_that_count(pack: Pack, watchdog: Watchdog
     assert watchdog.observed.gone == set()
 
 
-def test_an_agent_that_does_not_notice_that_all_have_ended_is_stopped(pack: Pack, watchdog: Watchdog) -> None:
+def test_an_agent_that_misses_the_end_of_all_ranks_is_stopped(pack: Pack, watchdog: Watchdog) -> None:
     pack.over, pack.wrote = {0, 1}, {0, 1}
     assert not until(pack, watchdog, LIMIT_S)
     assert watchdog.observed == Observed(stopped=True)
 
 
-def test_who_fell_before_the_others_were_cut_off_is_known(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_that_fell_before_the_cut_off_are_known(pack: Pack, watchdog: Watchdog) -> None:
     """A rank of its node may take seconds to end after it, and meanwhile another node has missed it."""
     pack.over, pack.cut_off = {0}, True
     until(pack, watchdog, 1.0)
@@ -174,7 +174,7 @@ def test_who_fell_before_the_others_were_cut_off_is_known(pack: Pack, watchdog: 
     assert not seen.ours(1, SimpleNamespace(exitcode=3))
 
 
-def test_ranks_that_end_after_they_were_cut_off_are_not_gone(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_that_end_after_the_cut_off_are_not_counted_as_gone(pack: Pack, watchdog: Watchdog) -> None:
     pack.cut_off = True
     until(pack, watchdog, 1.0)
     pack.over = {1}
@@ -194,7 +194,7 @@ def test_a_thread_looks_until_the_block_ends(pack: Pack) -> None:
     assert pack.checks == looked
 
 
-def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path) -> None:
+def test_the_limit_holds_if_progress_cannot_be_reported(tmp_path: Path) -> None:
     def gone(_: str) -> None:
         raise BrokenPipeError
 
