@@ -1,4 +1,4 @@
-"""Whatever keeps a row from being compared is said, and fails where nobody reads: through the public door."""
+"""If a row cannot be compared, the report says why, and CI fails. These tests run whole pytest sessions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_renamed_test_keeps_its_baseline(replayed: pytest.Pytester) -> None:
 def test_a_changed_case_has_no_baseline_and_names_the_change(
     replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str, apart: str
 ) -> None:
-    """One that is called the same is named with what is apart: nobody forgot to store it."""
+    """The report names a stored case with the same label and the difference, so that nobody looks for a lost save."""
     monkeypatch.setenv("CI", "true")
     replayed.makepyfile(test_it=TEST.replace(before, after))
     result = replay(replayed, "--launches", "1")
@@ -148,7 +148,7 @@ def test_a_failed_launch_fails_the_test_and_is_not_saved(
 def test_a_row_is_invalid_if_its_test_fails_after_the_measurement(
     project: pytest.Pytester, options: list[str], stored_too: str
 ) -> None:
-    """In its own lines, or in what a fixture has to say afterwards."""
+    """The test fails in its own body or in the teardown of a fixture."""
     if stored_too:
         late = "import pytest\n@pytest.fixture\ndef late():\n    yield\n    assert False, 'planted'\n"
         project.makepyfile(test_it=late + TEST.replace("(bench, mesh)", "(bench, mesh, late)"))
@@ -166,7 +166,7 @@ def test_a_row_is_invalid_if_its_test_fails_after_the_measurement(
 
 
 def test_every_case_fails_under_xdist_even_a_skipped_one(project: pytest.Pytester) -> None:
-    """Its skip would be in no report, and a run of nothing else green."""
+    """Otherwise no report would show its skip, and a run of skipped cases would pass."""
     skips = "import pytest\n\n@pytest.mark.skip\ndef test_yours(bench): pass\n"
     skips += "\n@pytest.mark.mesh(dp=8)\ndef test_theirs(bench, mesh): pass\n"
     project.makepyfile(test_it=TEST + skips)

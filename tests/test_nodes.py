@@ -1,4 +1,4 @@
-"""Several nodes, each with an agent of its own; here all of them are processes of this machine."""
+"""Launches on several nodes, each with its own agent. In these tests all nodes are processes of one machine."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
 
 
 class Session:
-    """A lead and one other node, each with one rank."""
+    """A lead node and one other node, with one rank each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         hardware = resolve("cpu", find("cpu"))
         self.environment = capture(hardware, folder)
-        """Of this node."""
+        """The environment of this node."""
         path = [HERE, *(entry for entry in sys.path if entry)]
         self.lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
         self.log = folder / "node.log"
@@ -68,7 +68,7 @@ class Session:
             return self.lead.launch(self.job(**how), progress=lambda _: None)
 
     def end(self) -> int:
-        """What the other node exits with."""
+        """End the session. Return the exit code of the other node."""
         self.lead.close()
         return self.other.wait(30)
 
@@ -125,7 +125,7 @@ def test_a_rank_that_hangs_ends_its_launch_on_both_nodes(session: Session, culpr
 
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_crash_in_teardown_on_one_node_does_not_delay_the_other(session: Session, culprit: int) -> None:
-    """Agents whose own ranks ended well would, for 300 s."""
+    """Without ``agents_leave_at_once``, the agent of the other node would wait for 300 s."""
     with TURN:
         began = time.monotonic()
         ended = session.run(fault="fallen teardown", culprit=culprit, limit_s=120)
@@ -186,7 +186,7 @@ def slowly(look: Callable[[str], None]) -> Callable[..., object]:
 
 
 def test_a_killed_session_leaves_no_process_on_other_nodes(tmp_path: Path) -> None:
-    """Killed, it says no word to the other nodes."""
+    """A killed session cannot tell the other nodes that it ends."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
@@ -222,7 +222,7 @@ def wait_for(what: Callable[[], object], *, within_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-# Through the public door
+# Whole pytest sessions
 
 
 def free_port() -> int:
@@ -328,7 +328,7 @@ def test_against_does_not_run_on_several_nodes() -> None:
         read({"against": "main", "nodes": "2"}, {}, {}, Path())
 
 
-# Pure
+# Pure functions
 
 
 def environment(**suspects: str) -> Environment:

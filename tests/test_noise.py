@@ -1,4 +1,4 @@
-"""What two sets of launches say of their difference, held against theory, other libraries and drawn launches."""
+"""The comparison of two sets of launches, checked against theory, other libraries and simulated launches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = [100.0, 100.2, 99.9, 100.1, 99.8]
 
 @pytest.mark.parametrize("launches", [(2, 2), (3, 3), (5, 3), (5, 10), (10, 10)])
 def test_without_outliers_the_noise_estimate_is_right_on_average(launches: tuple[int, int]) -> None:
-    """Root mean square over 4,000 pairs of sets: within 3 % for the clip, and 2 % for what was drawn."""
+    """The test takes the root mean square over 4,000 pairs of sets. It allows 3 % for the clip and 2 % for the draw."""
     none = Prior(noise=1.0, prior_df=0)
     rows = [[100 * math.exp(x) for x in row] for row in np.random.default_rng(5).normal(0, 0.01, (4000, sum(launches)))]
     found = [compare(row[: launches[0]], row[launches[0] :], prior=none).noise for row in rows]
@@ -40,7 +40,7 @@ def test_units_do_not_matter_and_swapping_the_sets_flips_the_sign() -> None:
 
 
 def test_without_outliers_the_comparison_is_close_to_students_test() -> None:
-    """With a prior that is worth nothing, close to scipy's pooled t-test on the logarithms."""
+    """With a prior of no weight, the result is close to scipy's pooled t-test on the logarithms."""
     draw = np.random.default_rng(7)
     before, now = np.exp(draw.normal(4.6, 0.02, 400)), np.exp(draw.normal(4.61, 0.02, 400))
     found = compare(list(before), list(now), prior=Prior(noise=0.02, prior_df=0))
@@ -66,7 +66,7 @@ def test_equal_launches_do_not_prove_zero_noise() -> None:
 
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.2])
 def test_the_default_prior_adds_no_degrees_of_freedom(noise: float) -> None:
-    """Three launches a side: intervals hold the truth 95 times in 100, or more where there is less noise than that."""
+    """With three launches a side, 95 of 100 intervals hold the true change, and more if the prior's noise is larger."""
     rng = np.random.default_rng(3)
     found = [compare(*np.exp(noise * rng.standard_normal((2, 3))).tolist()) for _ in range(2000)]
     held = [abs(one.change) <= one.reach(0.025) for one in found]
@@ -104,7 +104,7 @@ def test_nan_stays_nan_and_a_time_of_zero_is_refused() -> None:
 
 
 def drifting(rows: int, pairs: int, noise: float, *, drift: float = 0.0, seed: int = 3) -> list[list[list[float]]]:
-    """Two sides of each row that take turns, A B B A …, and do not differ."""
+    """Draw rows of two equal sides that take turns (A B B A …), with this noise and drift."""
     x = np.random.default_rng(seed).normal(0, noise, (rows, 2 * pairs)) + drift * np.arange(2 * pairs)
     mine = np.arange(2 * pairs) % 4 % 3 > 0
     return [np.exp([row[~mine], row[mine]]).tolist() for row in x]
@@ -137,7 +137,7 @@ def test_a_steady_drift_cancels_over_two_pairs(pairs: int, drift: float) -> None
 @pytest.mark.parametrize("pairs", [3, 5, 10])
 @pytest.mark.parametrize("noise", [0.01, 0.1])
 def test_intervals_of_pairs_hold_the_true_change_whatever_the_prior(pairs: int, noise: float) -> None:
-    """Where the prior says much less, of 3,000 rows 93.5 % at least, and hardly more where it does not matter."""
+    """The prior may expect much less noise. Still the intervals of 93.5 to 97 % of 3,000 rows hold the true change."""
     found = [paired(*sides, prior=Prior(noise=0.002, prior_df=10)) for sides in drifting(3000, pairs, noise)]
     assert 0.935 <= np.mean([abs(each.change) <= each.reach(0.025) for each in found]) <= 0.97
 
@@ -163,7 +163,7 @@ def test_after_adds_launches_to_both_sides_of_pairs() -> None:
 
 
 def drawn(rows: int, launches: int, noise: float, worth: float, seed: int = 1) -> list[list[float]]:
-    """Rows whose variances are scaled inverse χ², as the prior has it."""
+    """Draw rows with scaled inverse χ² variances, as the prior assumes."""
     draw = random.Random(seed)
     spreads = [noise * math.sqrt(worth / (2 * draw.gammavariate(worth / 2, 1))) for _ in range(rows)]
     return [[100 * math.exp(draw.gauss(0, spread)) for _ in range(launches)] for spread in spreads]
@@ -187,8 +187,8 @@ def test_too_few_rows_or_single_launches_give_no_prior() -> None:
 
 
 def test_a_noisy_row_is_not_shrunk_towards_quiet_rows() -> None:
-    """One of a hundred is five times as noisy: of nights in which nothing changed its prior would call one in a hundred
-    a change that one in six thousand may be."""
+    """One row of a hundred is five times as noisy. With the prior of the others, it would be red in one of a hundred
+    nights without a change. The error budget allows one of six thousand."""
     draw = np.random.default_rng(11)
     quiet = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.002, (99, 5))]
     prior = learned(quiet)
@@ -215,7 +215,7 @@ def test_a_prior_from_identical_launches_has_noise_above_zero() -> None:
 
 @pytest.mark.parametrize("launches", [(3, 3), (5, 3), (5, 10)])
 def test_the_95_percent_interval_holds_the_true_change_in_95_percent(launches: tuple[int, int]) -> None:
-    """Of 4,000 pairs of rows drawn from the prior, 93 to 97 % (four standard errors of what was drawn: 1.4 %)."""
+    """Of 4,000 intervals, 93 to 97 % must hold it. Four standard errors of the draw are 1.4 %."""
     prior = Prior(noise=0.01, prior_df=3.0)
     held = 0
     rows = drawn(4000, sum(launches), prior.noise, prior.prior_df)

@@ -1,4 +1,4 @@
-"""ORTModule trains as eager torch does or not at all, and only where its package is."""
+"""ORTModule trains as eager torch does, or it fails. It runs only where its package is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ in_its_environment = pytest.mark.skipif(
 
 
 def test_other_onnx_runtime_packages_do_not_count_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They own one folder, so that something called ``onnxruntime`` can be imported where any of them is."""
+    """All these packages install into one folder, so ``import onnxruntime`` works with any of them."""
     monkeypatch.setattr("bench_tests.graphs._is_installed", lambda package: package != "onnxruntime-training")
 
     assert ORTMODULE.missing("cpu") == (
@@ -37,7 +37,7 @@ def test_other_onnx_runtime_packages_do_not_count_as_installed(monkeypatch: pyte
 
 @pytest.mark.parametrize(("grid", "rows"), [("headline", []), ("full", ["ortmodule-32-dp2"])])
 def test_ortmodule_is_a_row_of_the_full_grid_only(grid: str, rows: list[str]) -> None:
-    """Elsewhere the row is skipped: the run that is there by default need not show that."""
+    """Without the package the row is skipped, and the default run need not show that."""
     command = [sys.executable, "-m", "pytest", "bench_tests", "--collect-only", "-q", "--hw", "cpu", "--grid", grid]
     done = subprocess.run([*command, "-k", "ortmodule"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     listed = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "::" in line]
@@ -46,7 +46,7 @@ def test_ortmodule_is_a_row_of_the_full_grid_only(grid: str, rows: list[str]) ->
 
 @in_its_environment
 def test_bert_has_the_same_losses_in_ortmodule_as_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty steps in the session that the first one made; the model keeps its type, its parameters and their names."""
+    """All thirty steps use the first step's session. The model keeps its type, its parameters and their names."""
     import onnxruntime
 
     made: list[onnxruntime.InferenceSession] = []
@@ -68,14 +68,14 @@ def test_bert_has_the_same_losses_in_ortmodule_as_in_torch(monkeypatch: pytest.M
     assert all(mine is own for mine, own in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == list(eager.state_dict())
     assert losses(model, batches) == pytest.approx(losses(eager, batches), abs=1e-5)
-    _, session = made  # the first is asked how it would use memory, and dropped
+    _, session = made  # ORTModule asks the first session for its memory use, and drops it
     options = session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 class Squares(nn.Module):
-    """A product and a softmax."""
+    """A matrix product and a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_exported_raises() -> None:
 
 @in_its_environment
 def test_the_first_loss_reveals_a_fallback_to_eager_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import bench_tests.graphs.ortmodule  # noqa: F401  # forbids it, which is undone here
+    import bench_tests.graphs.ortmodule  # noqa: F401  # forbids the fallback; the test allows it again
 
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
     model = Unexportable()

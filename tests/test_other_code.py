@@ -1,4 +1,4 @@
-"""A row knows the code that made its baseline: through the public door, in a project that asks for nothing."""
+"""A record names the code that made it, without any setting of the project. These tests run whole pytest sessions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_mine(bench, mesh, model):
 
 def test_plain(): ...
 """,
-    # What the fork server imports, every rank finds imported.
+    # Every rank starts with the modules that the fork server imported.
     "pytest.ini": "[pytest]\npythonpath = .\ntrainbench_preload = torch.utils.flop_counter zoo.first\n",
 }
 
 BASELINES: dict[str, str] = {}
-"""What one run stored, by path."""
+"""The files that one run stored, by path."""
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def touch(project: pytest.Pytester, path: str, old: str, new: str) -> None:
 
 
 ONE_MORE = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"
-"""A collective, so that a row is red whatever its time is."""
+"""One more collective, so that a row is red whatever its step time is."""
 
 
 def test_a_record_lists_only_the_files_that_its_step_uses(zoo: pytest.Pytester) -> None:
-    """Although every rank found ``zoo.first`` imported. Each digest is that of the file for the record's case."""
+    """This holds although every rank starts with ``zoo.first`` imported. Each digest is made for the record's case."""
     files = {record["label"]: record["code"] for record in (json.loads(path.read_text()) for path in stored(zoo))}
     own = {f"mine[{model}]": ["my_steps.py", "zoo/__init__.py", f"zoo/{model}.py"] for model in ("first", "second")}
     assert {label: list(code) for label, code in files.items()} == own
@@ -88,7 +88,7 @@ def test_a_record_lists_only_the_files_that_its_step_uses(zoo: pytest.Pytester) 
 
 
 def test_no_baseline_is_stale_while_the_code_is_the_same(zoo: pytest.Pytester) -> None:
-    """Nor after prose was rewritten or a model was added; nothing is left to run, which is no failure."""
+    """Changed comments and an added model make no row stale either. A ``--stale`` run without stale rows passes."""
     touch(zoo, "zoo/second.py", "import torch\n", '"""Another one."""\n\nimport torch  # again\n')
     touch(zoo, "zoo/__init__.py", "MODELS = {", 'MODELS = {"third": dict(builder="zoo.third:build"), ')
     listed = pytest_run(zoo, "--collect-only")
@@ -138,7 +138,7 @@ def test_stale_also_selects_baselines_that_do_not_name_their_code(zoo: pytest.Py
 
 
 def test_a_row_is_skipped_if_only_its_name_is_stale(zoo: pytest.Pytester) -> None:
-    """Rows are selected by name before any case is known."""
+    """Rows are selected by name, before their cases are known."""
     touch(zoo, "zoo/second.py", "bias=True", "bias=False")
     touch(zoo, "test_it.py", "model=model", 'model="first"')
     result = pytest_run(zoo, "--stale", "-rs")
@@ -147,7 +147,7 @@ def test_a_row_is_skipped_if_only_its_name_is_stale(zoo: pytest.Pytester) -> Non
 
 
 def test_a_red_row_names_changed_files_when_the_commit_is_the_same(zoo: pytest.Pytester) -> None:
-    """Two dirty trees of one commit differ in nothing that is recorded of the environment."""
+    """Two dirty trees of one commit have the same recorded environment."""
     touch(zoo, "my_steps.py", "loss.backward()", ONE_MORE)
     report = ["--launches", "1", "--floor", "90%", "--report-md", "report.md"]
     result = pytest_run(zoo, "-k", "first", *report)
@@ -171,7 +171,7 @@ def test_the_report_names_passed_rows_with_stale_baselines_once(zoo: pytest.Pyte
 
 
 def test_a_record_of_an_oom_case_names_its_code(zoo: pytest.Pytester) -> None:
-    """Or it would be measured anew every time."""
+    """Otherwise ``--stale`` would select it every time."""
     touch(zoo, "my_steps.py", "x, y =", "raise MemoryError\n    x, y =")
     assert pytest_run(zoo, "-k", "first", "--launches", "1", "--results", "out").ret == 1
     (path,) = (zoo.path / "out").glob("*.json")

@@ -34,7 +34,7 @@ each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path
 
 
 def load(path: Path) -> dict[str, Any]:
-    # BaseLoader keeps the key `on` a word; YAML 1.1 makes it true.
+    # BaseLoader keeps the key `on` as text. YAML 1.1 makes it true.
     workflow = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
     assert isinstance(workflow, dict)
     return workflow
@@ -47,7 +47,7 @@ def steps(workflow: dict[str, Any], action: str = "") -> Iterator[dict[str, Any]
 
 
 def pins(name: str, python: str) -> dict[str, str]:
-    """Versions by package for one version of Python, of a file and of those that it includes."""
+    """Versions by package, pinned for one version of Python in a file and in the files that it includes."""
     pinned: dict[str, str] = {}
     for line in (ROOT / name).read_text().splitlines():
         text = line.partition("#")[0].strip()
@@ -66,12 +66,13 @@ def pins(name: str, python: str) -> dict[str, str]:
 
 
 def stored_versions() -> dict[str, str]:
-    """What most of the rows stored on GPUs were measured with: versions by package, and that of Python.
+    """The versions by package, and of Python, that most rows stored on GPUs were measured with.
 
-    Most, and not the newest: while rows are saved anew in another environment, the nightly stays in that of the others.
+    The majority decides, not the newest row. While rows are saved again in another environment, the nightly stays in
+    the environment of the other rows.
     """
     records = [json.loads(path.read_text()) for path in (ROOT / "baselines").rglob("*.json")]
-    records.sort(key=lambda record: str(record["created"]), reverse=True)  # where two are as many, the newer counts
+    records.sort(key=lambda record: str(record["created"]), reverse=True)  # in a tie the newer counts
     facts = [record["environment"]["suspects"] for record in records]
     names = {"torch", "python", *DISTRIBUTIONS} - {"pytest-trainbench"}
     counts = {name: Counter(one[name] for one in facts if "cuda" in one and name in one) for name in names}
@@ -128,7 +129,7 @@ def test_artifacts_are_uploaded_even_after_a_failure(path: Path) -> None:
 
 @each_workflow
 def test_no_script_contains_a_workflow_expression(path: Path) -> None:
-    # A value pasted into a script is run as a part of it; through `env:` it stays a value.
+    # A shell runs a pasted value as code. Through `env:` it stays a value.
     assert [step["run"] for step in steps(load(path)) if "${{" in step.get("run", "")] == []
 
 
@@ -150,7 +151,7 @@ def test_constraints_pin_each_dependency_once_within_its_range(name: str, python
 
 
 def test_the_nightly_runs_in_the_environment_of_the_stored_rows() -> None:
-    """Or it would be red for what nobody changed."""
+    """Otherwise the nightly would be red although nobody changed the code."""
     pinned, stored = pins("constraints-gpu.txt", GPU_PYTHON), stored_versions()
     stored_python = stored.pop("python")
     differ = [
@@ -176,7 +177,7 @@ def test_gpu_workflows_use_the_pinned_packages_and_python(workflow: str) -> None
 
 
 def test_the_baselines_workflow_also_updates_the_generated_pages() -> None:
-    """Or every honest update would leave the pages behind."""
+    """Otherwise each update of the baselines would leave the pages stale."""
     workflow = load(ROOT / ".github" / "workflows" / "baselines.yml")
     names = [step.get("name", step.get("uses")) for step in steps(workflow)]
     assert names.index("Save the baseline") < names.index("Write the pages that show stored rows")

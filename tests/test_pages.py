@@ -1,4 +1,4 @@
-"""Pages are generated from the code and from stored rows: the generator is held here, and never what is stored."""
+"""Pages are generated from the code and from stored rows. These tests check the generator, not the stored figures."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ ROWS = [
     row("scaling[weak-bert-dp2]", "dp2", 100.0, params={"x": 2}, loss_deviation=0.0123),
     row("trainer_eval[bf16-dp2]", "dp2", 100.0, params={"x": 3}, kernels=7.0),
 ]
-"""A small set of rows; each block has something to show of it."""
+"""A small set of rows, with something for each block to show."""
 
 
 def cells(table: str) -> list[list[str]]:
-    """Of a Markdown table, without its head."""
+    """The cells of a Markdown table, without its head."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
@@ -94,7 +94,7 @@ def test_pages_use_exactly_the_blocks_that_can_be_generated(made_from_code: dict
 
 
 def test_the_reference_pages_match_the_code(made_from_code: dict[str, str]) -> None:
-    """It depends on no stored row."""
+    """The reference depends on no stored row."""
     for page, text in PAGES.items():
         shown = {name: content for name, content in made_from_code.items() if name in names(text)}
         whole = {name: f"<!-- generated: {name} -->\n\n{content}\n\n<!-- end -->" for name, content in shown.items()}
@@ -145,7 +145,7 @@ def test_every_kind_of_hardware_with_baselines_has_a_page(monkeypatch: pytest.Mo
 
 
 def test_stored_rows_fill_every_block() -> None:
-    """Whatever its figures are."""
+    """This holds for any stored figures."""
     assert all(stored.blocks(stored.records()).values())
 
 

@@ -1,4 +1,4 @@
-"""The replay of two sides that take turns: the order is right, and what docs/ab.md promises holds on fewer runs."""
+"""The replay of two sides that take turns: its order is the runner's, and fewer runs confirm docs/ab.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_replay_uses_the_runners_order_of_turns() -> None:
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_two_equal_sides_are_hardly_ever_red_on_any_machine(name: str) -> None:
-    """2,000 runs, of which one in 6,000 may be: two have a chance of 1 in 26, three of 1 in 200."""
+    """One run in 6,000 may be red. Of 2,000 runs, two are red with a chance of 1 in 26, and three with 1 in 200."""
     calls = in_pairs(WORLDS[name](2000, LAUNCHES))
     assert calls.red * calls.runs <= 2
     assert calls.held >= 0.94
@@ -41,7 +41,7 @@ def test_pairs_find_a_slowdown_of_5_percent_at_1_percent_noise() -> None:
 
 
 def test_the_page_has_the_lines_and_columns_of_the_printed_table() -> None:
-    """Its lines and columns; figures are of many more runs."""
+    """The figures differ, because the page's table comes from many more runs."""
     printed = table({name: made(0.01) for name in WORLDS}, launches=LAUNCHES, quiet=3, slow=3).splitlines()
     for line in printed:
         way = " | ".join(cell.strip() for cell in line.split("|")[1:3])

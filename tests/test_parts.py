@@ -1,4 +1,4 @@
-"""Where a step's time goes, from the events that the profiler writes."""
+"""How a step's time is divided, from the events of the profiler."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_trainbench.rank.breakdown import Parts, covered
 def event(
     start_us: float, length_us: float, name: str = "gemm", category: str = "kernel", device: int = 0
 ) -> dict[str, Any]:
-    """As kineto writes them: https://github.com/pytorch/kineto, output_json.cpp."""
+    """An event as kineto writes it: https://github.com/pytorch/kineto, output_json.cpp."""
     where = {"pid": device, "tid": 7, "args": {"device": device, "stream": 7}}
     return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, **where}
 
 
 def test_step_time_is_divided_into_compute_and_exposed_communication() -> None:
-    """Two steps of 10 ms: kernels for 6 and a copy for 1, a collective of 4 of which 1 is under a kernel, 1 idle."""
+    """Two steps of 10 ms have 6 ms of kernels, 1 ms of copies, and a collective of 4 ms with 1 ms under a kernel."""
     step = [
         event(0, 2000),
         event(1000, 3000, "fused"),  # at the same time on another stream
@@ -38,7 +38,7 @@ def test_step_time_is_divided_into_compute_and_exposed_communication() -> None:
 
 
 def test_the_busiest_of_several_devices_gives_the_compute_time() -> None:
-    """``nn.DataParallel``: two devices that work at the same time are not one that works without a pause."""
+    """With ``nn.DataParallel``, two devices work at the same time. They are not one device that never pauses."""
     second = [event(5000, 4000, device=1), event(9000, 3000, "ncclDevKernel_Broadcast", device=1)]
     third = [event(9000, 500, device=2), event(9600, 1, "Memset (Device)", "gpu_memset", device=2)]
     first = [event(0, 3000), event(3000, 3000), event(6000, 1000, "ncclDevKernel_Broadcast")]

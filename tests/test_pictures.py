@@ -1,4 +1,4 @@
-"""Pictures show what was measured, on a page that needs nothing else."""
+"""Pictures show the measurements, on a self-contained page."""
 
 from __future__ import annotations
 

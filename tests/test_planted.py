@@ -1,4 +1,4 @@
-"""Slowdowns that benchmarks/planted plants do what they say, and are looked for in rows that it runs."""
+"""The slowdowns of benchmarks/planted do what their names say. Each one has rows in which it should be found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loss(torch.Tensor):
 
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch) -> DeviceMesh:
-    """Stands for a mesh; the step builder is one that needs none."""
+    """A stand-in for a mesh. The step builder needs no mesh."""
 
     def build(mesh: DeviceMesh, **params: Any) -> Step:
         return Step(run=lambda: torch.zeros(()).as_subclass(Loss), samples=1, parameters=list)
@@ -94,7 +94,7 @@ def test_recomputed_blocks_run_twice_and_learn_the_same(monkeypatch: pytest.Monk
         assert dense.weight.grad is not None
         return calls, dense.weight.grad
 
-    monkeypatch.setattr(Model, "build", Model.build)  # so that it is put back
+    monkeypatch.setattr(Model, "build", Model.build)  # so that monkeypatch restores it
     once, right = train()
     faults.recomputed()
     twice, same = train()

@@ -1,4 +1,4 @@
-"""The whole path through the public door: a project in a temporary folder, real ranks, pytest's own outcome."""
+"""Whole pytest sessions on a project in a temporary folder, with real ranks or with ``replayed.py`` in their place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
 from pytest_trainbench.report.rows import Row
 
 ANY_TIME = "--floor", "90%"
-"""For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""
+"""For tests that check no times. A step of 8 ms took 12 ms while the tests of another worker were busy."""
 
 
 def test_a_users_step_is_saved_and_then_compared(project: pytest.Pytester) -> None:
@@ -40,7 +40,7 @@ def test_a_users_step_is_saved_and_then_compared(project: pytest.Pytester) -> No
         [
             "trainbench: *1 baseline in baselines/cpu-*; launches of each case: 3",
             "*mine*≥*",
-            # They take longer to import than a session that needs neither takes to judge and to report.
+            # Importing them takes longer than a session without them takes to judge and report.
             "heavy: []",
         ]
     )
@@ -48,7 +48,7 @@ def test_a_users_step_is_saved_and_then_compared(project: pytest.Pytester) -> No
 
 
 def test_calibrate_reports_the_slowdowns_that_this_machine_detects(project: pytest.Pytester) -> None:
-    """So sure that this test's own machine is never red; nothing is found then either, and that is said."""
+    """The error budget is so small that no row is red. Planted slowdowns are then missed, and the report says so."""
     result = replay(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
@@ -78,7 +78,7 @@ def test_the_report_shows_what_a_task_costs_on_request(project: pytest.Pytester)
 
 def test_a_slower_step_fails_its_test_and_the_report_explains_it(project: pytest.Pytester) -> None:
     pytest_run(project, "--save-baseline", "--launches", "3", "--history", "kept")
-    # So much that a host of half the speed, where other tests run, does not account for it.
+    # Other tests may halve the speed of the host. The slowdown is larger than that explains.
     project.makepyfile(my_steps=STEP.format(slow=" * 12"))
     result = pytest_run(project, "--junit-xml", "junit.xml", "--history", "kept")
     assert result.ret == 1
@@ -107,7 +107,7 @@ def test_a_slower_step_fails_its_test_and_the_report_explains_it(project: pytest
 def test_the_accept_command_leaves_out_the_options_of_a_nightly_job(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would store three launches, where a baseline has five, and write to a runner's folders."""
+    """Otherwise it would store three launches instead of five, and write to the folders of a CI runner."""
     nightly = ["--launches", "1", "--run-timeout=500", "--confirm=0", "--night-error", "1%"]
     files = ["--results", "out", "--report-md", "summary.md", "--junit-xml=junit.xml"]
     monkeypatch.setenv("CI", "true")
@@ -132,7 +132,7 @@ def test_the_accept_command_keeps_the_options_of_a_conftest(
 def test_the_accept_command_keeps_an_option_value_that_is_also_a_path(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``pytest bench -k bench``: without its value ``-k`` is an error."""
+    """In ``pytest bench -k bench``, ``-k`` without its value is an error."""
     monkeypatch.setenv("CI", "true")
     project.mkdir("mine")
     (project.path / "test_it.py").rename(project.path / "mine" / "test_it.py")
@@ -141,7 +141,7 @@ def test_the_accept_command_keeps_an_option_value_that_is_also_a_path(
 
 
 def test_an_interrupted_run_reports_the_cases_without_a_result(project: pytest.Pytester) -> None:
-    """Else its reports look complete: of a job that was cancelled nobody reads the end of the log."""
+    """Otherwise its reports look complete, because nobody reads the log of a cancelled job to the end."""
     project.makepyfile(
         test_cut="""
         import signal
@@ -169,7 +169,7 @@ def test_an_interrupted_run_reports_the_cases_without_a_result(project: pytest.P
 
 
 def test_one_more_collective_is_red_and_named(saved: pytest.Pytester) -> None:
-    """Eight floats more on each of two ranks, which the time of a step does not show."""
+    """Each of two ranks reduces eight more floats. The step time does not show that."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"
     saved.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward()", more))
     result = pytest_run(saved, "--launches", "1", *ANY_TIME)
@@ -233,7 +233,7 @@ def test_the_report_shows_every_skipped_case_and_no_plain_test(project: pytest.P
 
 
 def test_the_report_shows_cases_that_fail_before_their_measurement(project: pytest.Pytester) -> None:
-    """Or the summary of a red night would be green."""
+    """Otherwise the summary of a red night would be green."""
     project.makepyfile(
         test_it="""
         import pytest
@@ -289,11 +289,11 @@ def test_a_malformed_gate_marker_is_refused(project: pytest.Pytester, mark: str,
     result = replay(project)
     assert result.ret == 1
     result.stdout.fnmatch_lines([said])
-    assert result.stdout.str().count("launch") < 2  # nothing was started for it
+    assert result.stdout.str().count("launch") < 2  # no launch was started
 
 
 def test_a_gate_marker_sets_the_limits_of_a_test(replayed: pytest.Pytester) -> None:
-    """Three times as slow, and said; the nearer of two markers holds."""
+    """The step takes four times as long, and the ok row shows it. Of two markers the nearer one counts."""
     replayed.makepyfile(
         test_it="import pytest\n"
         + TEST.replace("def test", '@pytest.mark.gate("step_ms", floor=9, tolerance=99)\ndef test')
@@ -321,7 +321,7 @@ def test_missing_hardware_ends_with_code_4_and_runs_nothing(project: pytest.Pyte
 def test_an_impossible_ini_setting_stops_cases_but_not_other_tests(
     project: pytest.Pytester, name: str, said: str
 ) -> None:
-    """So does what a machine asks for in its environment; what the command line names is missed at once."""
+    """An environment variable has the same effect. A wrong option on the command line ends the run at once."""
     project.makeini(f"[pytest]\npythonpath = .\ntrainbench_{name} = gaudi2\n")
     missed = project.runpytest_subprocess("--report-md", "report.md")
     assert missed.ret == 4
@@ -394,7 +394,7 @@ def test_an_unwritable_path_is_reported_before_anything_is_measured(
 
 
 def test_a_session_without_launches_leaves_no_importing_process(project: pytest.Pytester) -> None:
-    """Beside whatever is run next."""
+    """Such a process would disturb the next run."""
     project.makeini("[pytest]\npythonpath = .\ntrainbench_preload = slow_import")
     project.makepyfile(
         slow_import="import os, pathlib, time; pathlib.Path('pid-0').write_text(str(os.getpid())); time.sleep(1000)",
@@ -450,7 +450,7 @@ def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project:
 
 
 def test_a_memory_cap_on_a_cpu_applies_when_the_step_is_built(project: pytest.Pytester) -> None:
-    """And not before: under so small a cap the threads of the process group could not start."""
+    """It does not apply earlier, because the threads of the process group could not start under so small a cap."""
     at_once = "torch.manual_seed(0); torch.ones(10**8)"
     project.makepyfile(my_steps=STEP.format(slow="").replace("torch.manual_seed(0)", at_once))
     result = pytest_run(project, "--memory-cap", "0.001GB")
@@ -473,7 +473,7 @@ def test_in_ci_the_summary_has_one_line_a_failure_and_the_log_one_report(
 
 
 def test_ranks_start_even_if_a_preload_module_cannot_be_imported(project: pytest.Pytester) -> None:
-    """Whether one is missing or raises; those after it are there, and ran in another process than the rank."""
+    """One module is missing and one raises. The module after them is imported, in another process than the rank."""
     project.makepyfile(
         raises="raise RuntimeError('planted')",
         named="import os; RAN_IN = os.getpid()",
@@ -499,7 +499,7 @@ def test_report_md_writes_the_report_as_markdown(project: pytest.Pytester) -> No
 def test_without_an_ini_file_the_header_names_the_folder_of_baselines(
     replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pytest's root is then what all paths on the command line share, those of another plugin's options too."""
+    """pytest's root is then the common parent of all paths on the command line, even of other plugins' options."""
     (replayed.path / "tox.ini").unlink()
     project = replayed.mkdir("project")
     for path in ("baselines", "my_steps.py", "test_it.py"):
@@ -516,7 +516,7 @@ def test_without_an_ini_file_the_header_names_the_folder_of_baselines(
 def test_projects_that_share_a_history_do_not_see_each_others_rows(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is red in the one was green in the other, and that says nothing."""
+    """The row is green in one project and red in the other. Neither says anything about the other."""
     monkeypatch.setenv("CI", "true")
     shared = f"--history={project.path / 'kept'}"
     assert replay(project, "--save-baseline", "--launches", "1", shared).ret == 0
@@ -533,7 +533,7 @@ def test_projects_that_share_a_history_do_not_see_each_others_rows(
 
 
 def test_runs_kept_by_an_older_version_are_named_once_and_do_not_count(project: pytest.Pytester) -> None:
-    """They may be of another project whose cases have the same names."""
+    """They may belong to another project whose cases have the same names."""
     replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     old = project.path / "kept" / first.parent.name / first.name
@@ -545,7 +545,7 @@ def test_runs_kept_by_an_older_version_are_named_once_and_do_not_count(project: 
 
 
 def test_every_run_is_kept_and_a_slow_drift_is_reported(project: pytest.Pytester) -> None:
-    """The nights before are the first run's, dated back and made faster, then a little slower every time."""
+    """The earlier nights are copies of the first run, dated back. The oldest is fastest, and each next one slower."""
     replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     text = first.read_text()
@@ -573,7 +573,7 @@ def test_every_run_is_kept_and_a_slow_drift_is_reported(project: pytest.Pytester
 
 
 def test_a_report_that_fails_to_write_at_the_end_loses_nothing_else(project: pytest.Pytester) -> None:
-    """As on a disk that filled up meanwhile."""
+    """This happens when a disk fills up during the run."""
     project.makeconftest(
         """
         import shutil

@@ -1,4 +1,4 @@
-"""A project's name is one in all its clones, and no other project has it."""
+"""All clones of a project have one project name, and no other project has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def clone(repository: Path, to: Path, url: str, *options: str) -> Path:
-    """At another path, as if it had been cloned from ``url``."""
+    """Clone to another path, as if from ``url``."""
     git(repository, "clone", *options, f"file://{repository}", str(to))
     git(to, "remote", "set-url", "origin", url)
     return to

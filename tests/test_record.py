@@ -1,4 +1,4 @@
-"""What is stored can be read back, is pleasant to diff, and says in one sentence why it cannot be used."""
+"""Stored records can be read back and give short diffs. One sentence says why a file cannot be used."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_storing_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_parameters_keep_all_their_digits(tmp_path: Path) -> None:
-    """They name the case: cut, the file would be of another one."""
+    """Parameters identify the case. Cut digits would name another case."""
     exact = Case(builder="a:b", mesh=MeshShape(dp=1), params={"lr": 1 / 3, "betas": [0.9, 0.9999999]})
     path = stored(tmp_path, dataclasses.replace(steps(100 / 3), case=exact))
     assert read_record(path).case == exact

@@ -1,4 +1,4 @@
-"""Steps that are recorded and replayed: the same training, whatever device they are recorded on."""
+"""Recorded and replayed steps train as eager steps do, on any device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_losses_match_the_unsharded_model_before_and_after_recording(strategy: s
 
 
 def test_no_step_is_timed_before_the_recording(tmp_path: Path) -> None:
-    """However short the warm-up was to be."""
+    """This holds for any warm-up, however short."""
     ended = train(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
     eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
     recording, pace, timed = 1, 3, 3

@@ -1,4 +1,4 @@
-"""Ranks' traces become one launch, and a launch that cannot be believed is invalid, with its first fault."""
+"""The traces of all ranks become one launch. An implausible launch is invalid, with its first fault as the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(**both: Any) -> list[Trace]:
 
 
 def phases(**replaced: float) -> dict[str, float]:
-    """Of a rank, by the first word of each, as they follow each other."""
+    """Seconds of a rank's phases in their order, by the first word of each phase."""
     sample = {"starting": 0.5, "opening": 0.125, "joining": 0.25, "building": 0.5, "counting": 2.0, "warming": 4.0}
     return {**sample, **replaced}
 
@@ -68,7 +68,7 @@ def test_an_outlier_after_a_slow_start_does_not_move_the_window(slow: int) -> No
 
 @pytest.mark.parametrize("step", [4, 6, 7, 8, 9])
 def test_slightly_slow_first_steps_are_left_out_too(step: int) -> None:
-    """Twice as slow as the noise is wide, and only for a while: found as before."""
+    """The first steps are slower by twice the width of the noise. They are warm-up, not outliers."""
     noise = [0.0, 0.2, 0.4, 0.1, 0.3]
     assert steady_from([100.0 + noise[at % 5] + (0.8 if at < step else 0.0) for at in range(40)]) == step
 
@@ -90,7 +90,7 @@ def test_an_outlier_in_the_window_counts_in_the_throughput() -> None:
     assert found.metrics["samples_per_s"] == pytest.approx(8 * 20 / 2.1)
 
 
-# What is read from it
+# The figures of a launch
 
 
 def test_a_launch_has_the_figures_of_its_slowest_rank() -> None:
@@ -108,7 +108,7 @@ def test_a_launch_has_the_figures_of_its_slowest_rank() -> None:
         memory={"peak_allocated_bytes": 800 * MIB, "peak_reserved_bytes": 800 * MIB},
         phases_s=phases(joining=0.25, building=2.5, timing=0.629),
     )
-    total_s = 0.509  # of rank 1 from its second step on; the maxima of the steps add up to 0.510
+    total_s = 0.509  # rank 1 from its second step on; the slowest ranks of all steps add up to 0.510
     found = reduce([first, second], peak_tflops=100.0)
     assert found.metrics == pytest.approx(
         {
@@ -122,7 +122,7 @@ def test_a_launch_has_the_figures_of_its_slowest_rank() -> None:
             "flops_per_step": 4 * 10**12,
             "tflops_per_device": 4.0 * 5 / total_s / 2,
             "mfu": 4.0 * 5 / total_s / 2 / 100,
-            "start_s": 0.5 + 0.125 + 0.25 + 2.5,  # of rank 1, not of the slowest in each phase
+            "start_s": 0.5 + 0.125 + 0.25 + 2.5,  # rank 1, not the slowest rank of each phase
         }
     )
     assert found == Launch(
@@ -301,7 +301,7 @@ def test_the_worst_step_is_named() -> None:
 
 
 def test_steps_before_the_first_compared_step_may_have_any_loss() -> None:
-    """The fall is still that of all steps."""
+    """The fall still covers all steps."""
     astray = [4.0, 9.0, 2.41, 2.0]
     assert loss_fault(astray, REFERENCE, 0.05) is not None
     assert loss_fault(astray, REFERENCE, 0.05, since=3) is None
@@ -346,7 +346,7 @@ def test_a_part_of_a_step_needs_no_loss_but_must_write_something() -> None:
 
 
 def test_compute_time_is_the_maximum_and_exposed_communication_the_minimum() -> None:
-    """The busiest rank computes most; the one that waits least shows what communication itself takes."""
+    """Both are taken over all ranks. Exposed communication above the minimum is waiting for other ranks."""
     parts = {"host_ms": 20.0, "compute_ms": 40.0, "exposed_communication_ms": 15.0, "kernels": 9}
     other = {**parts, "host_ms": 21.0, "compute_ms": 30.0, "exposed_communication_ms": 25.0}
     metrics = reduce([trace(parts=parts), trace(1, parts=other)], peak_tflops=None).metrics
@@ -360,7 +360,7 @@ def test_compute_time_is_the_maximum_and_exposed_communication_the_minimum() -> 
 
 
 def test_exposed_communication_is_at_most_step_time_minus_compute_time() -> None:
-    """Under the profiler ranks wait longer for each other."""
+    """Under the profiler, ranks wait longer for each other."""
     plain = reduce([trace()], peak_tflops=None).metrics["step_ms"]
     for compute_ms, exposed_ms in ((plain - 2.0, 2.0), (plain + 1.0, 0.0)):
         parts = {"host_ms": 1.0, "compute_ms": compute_ms, "exposed_communication_ms": 50.0, "kernels": 9}
@@ -369,7 +369,7 @@ def test_exposed_communication_is_at_most_step_time_minus_compute_time() -> None
 
 
 def test_a_step_that_only_communicates_has_no_compute_time() -> None:
-    """Not one of 0, which has no logarithm: neither its own verdict nor the noise of any other row could be told."""
+    """A compute time of 0 has no logarithm. It would break the row's own verdict and the noise of all other rows."""
     only = {"host_ms": 1.0, "compute_ms": 0.0, "exposed_communication_ms": 9.0, "kernels": 1.0}
     one = reduce([trace(parts=only), trace(1, parts=only)], peak_tflops=None)
     assert "compute_ms" not in one.metrics

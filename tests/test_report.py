@@ -1,4 +1,4 @@
-"""What people read: the table, why a test is red, what was saved. Compared as whole texts."""
+"""The texts that people read: the table, the report of a red test, the saved baselines. Tests compare whole texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_trainbench.store.baseline import Saved
 
 
 def measured(ms: float, **metrics: float) -> Record:
-    """Three launches of a case as an H200 would give it."""
+    """Three launches of a case, with figures as on an H200."""
     usual = {
         "samples_per_s": 4000 / ms,
         "peak_allocated_bytes": 11193 * MIB,
@@ -40,7 +40,7 @@ SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
 
 
 def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
-    """A test that ran, judged."""
+    """The judged row of a test that ran."""
     verdict = judge(now, then, suspects=SUSPECTS)
     usual = {"label": label, "verdict": verdict, "record": now, "baseline": then, "fails": verdict.fails(ci=False)}
     return Row(**{**usual, **replaced})
@@ -113,7 +113,7 @@ def test_rows_of_one_case_each_show_their_own_launches() -> None:
 
 
 def test_the_table_shows_the_judged_figure() -> None:
-    """The failure below it has the same."""
+    """The failure report below the table shows the same figure."""
     uneven = steps(100.0, 101.0, 104.0)
     judged = row(uneven, steps(*[100.0] * 5), label="a")
     step = judged.verdict.change("step_ms")
@@ -213,7 +213,7 @@ def test_a_metric_without_enough_launches_is_in_doubt_and_not_ok() -> None:
 
 
 def test_unrounded_fractions_of_collectives_compare_as_equal() -> None:
-    """The other side of a run that compares two never was: it has all the digits of one in three steps."""
+    """With ``--against``, the other side was never stored. One collective in three steps keeps all its digits there."""
     one = measured(100.0, collectives=1 / 3)
     third = {"all_reduce": {"calls": 1 / 3, "bytes": 4.0}}
     side = dataclasses.replace(
@@ -291,7 +291,7 @@ def test_a_crash_report_has_the_reason_and_the_log() -> None:
 
 
 def under(ms: float, **conditions: float) -> Record:
-    """Launches of two devices, the second under these conditions."""
+    """Launches on two devices, the second one under these conditions."""
     known = {name: [normal, conditions.get(name, normal)] for name, normal in (("sm_mhz", 1980.0), ("hw_thermal", 0.0))}
     return record(*[launch(ms, conditions=known)] * 3)
 
@@ -353,7 +353,7 @@ def suspects(*listed: tuple[str, str, str]) -> list[str]:
 
 
 def own_code(then: dict[str, str], now: dict[str, str], **replaced: Any) -> list[str]:
-    """What a red row says of the project's code."""
+    """The lines of a red row on the project's code."""
     red, before = (dataclasses.replace(one, code=code) for one, code in ((measured(120.0), now), (BASELINE, then)))
     said = terminal.failure(row(red, before, label="a", **replaced)).splitlines()
     return [line.removeprefix("  your code ") for line in said if line.startswith("  your code")]
@@ -422,7 +422,7 @@ def test_a_save_line_says_what_was_replaced(now: Record, replaced: Record | None
 
 
 def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
-    """Of a hundred rows the table alone is longer than a screen."""
+    """The table of a hundred rows is longer than a screen."""
     rows = [OK, CRASH, NEW, NEWER]
     report = markdown.report(rows, "4 × NVIDIA H200", {})
     assert report == (
@@ -457,7 +457,7 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
 
 
 def test_a_row_that_fails_only_in_this_session_is_a_failure_and_no_note() -> None:
-    """Where ``CI`` is set a row without a baseline fails, and an improvement where that is asked for."""
+    """With ``CI`` set, a row without a baseline fails. With ``--fail-on-improvement``, an improvement fails."""
     better = row(measured(80.0), label="sharding[fast-dp4]", fails=True, accept="pytest --save-baseline")
     report = markdown.report([OK, better, dataclasses.replace(NEW, fails=True), NEWER], "header", {})
     firsts = re.findall("<details open><summary>(improvement|no-baseline): sharding", report)
@@ -509,7 +509,7 @@ def test_tables_of_the_suite_follow_with_their_titles() -> None:
     )
 
 
-# Where a step's time goes
+# Parts of a step
 
 
 def test_notes_name_host_bound_rows() -> None:
@@ -532,7 +532,7 @@ def test_a_red_row_shows_which_part_of_the_step_grew() -> None:
 
 
 def test_a_judged_part_has_one_figure_in_the_whole_report() -> None:
-    """Judged is Huber's middle of the launches, which is not their median."""
+    """The judged figure is Huber's estimate of the launches' middle, which differs from their median."""
     parts = [metric("compute_ms", values) for values in ([27.5, 27.6, 28.4], [27.5, 28.3, 28.4])]
     said = terminal.failure(row(parts[1], parts[0], label="a"))
     judged, part = re.findall(r"compute time of the device: (.*?) ms", said)

@@ -1,4 +1,4 @@
-"""A value that pytest took for a path of tests is noticed where that led to another root, and nowhere else."""
+"""pytest may take an option's value for a test path. The run stops only if pytest then found another root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, dict[str, str]] = {
 
 @pytest.fixture
 def mine(pytester: pytest.Pytester) -> Path:
-    """A project's folder, with another one beside it."""
+    """A project's folder, with another project's folder beside it."""
     for name in ("mine/tests/test_it.py", "other/x.md"):
         (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
         (pytester.path / name).write_text("def test_plain(): pass\n")
@@ -60,7 +60,7 @@ def collect(project: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 @pytest.fixture
 def project(mine: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Its conftest.py needs what the ini file says, and another project lies beside it."""
+    """A project whose conftest.py needs its ini file, with another project beside it."""
     (mine / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = 'lib'\n")
     (mine / "lib").mkdir()
     (mine / "lib" / "of_mine.py").touch()
@@ -78,14 +78,14 @@ def test_a_value_that_changes_the_root_stops_the_run_and_names_the_fix(project: 
         f"ERROR: {flag} {value} made pytest take {project.path} for the project's root instead of"
         f" {project.path / 'mine'}: write {flag}={value}\n"
     )
-    if flag != "--against":  # no folder is a value of it
+    if flag != "--against":  # --against takes no folder
         assert collect(project, f"{flag}={value}").ret == 0
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("--report-md", "../other/x.md", "tests"),  # which is searched too
+        ("--report-md", "../other/x.md", "tests"),  # pytest searches from tests too
         ("--report-md", "../other/new.md"),
         ("--results", "tests"),
         ("--report-md", "../other/x.md", "-c", "pyproject.toml"),

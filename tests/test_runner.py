@@ -1,4 +1,4 @@
-"""What a runner makes of launches, without starting any: which baseline, which reference, and what was saved."""
+"""The runner's choice of baseline and reference, its launches and what it saves. No rank is started."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ Run = Callable[..., Row]
 
 
 class Machine:
-    """Stands where ranks are started: every launch ends as the test says."""
+    """A stand-in for the launcher. Every launch ends as the test says."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.ended = RAN
         self.endings: Iterator[LaunchResult] = iter(())
-        """Of the first launches."""
+        """Results of the first launches."""
         self.step_ms: Iterator[float] = iter(())
-        """Step times of the launches to come; after the last, ``ended``."""
+        """Step times of the next launches. After the last one, launches end as ``ended``."""
         self.seen: dict[str, Any] = {}
-        """What else their traces hold."""
+        """Other fields of their traces."""
         self.devices: Iterator[dict[str, list[float]]] = itertools.repeat({})
-        """What their devices ran under."""
+        """Conditions of their devices."""
 
     def __call__(self, job: Job, **_: Any) -> LaunchResult:
         self.jobs.append(job)
@@ -132,7 +132,7 @@ def test_only_cases_of_one_builder_share_a_reference(tmp_path: Path, machine: Ma
 
 
 def test_a_reference_trains_as_many_steps_as_are_compared(tmp_path: Path, machine: Machine) -> None:
-    """A case that compares more does not share the shorter one."""
+    """A case that compares more steps does not share the shorter reference."""
     of = made(tmp_path)
     for width, last in ((1, 12), (1, 16), (2, 12)):
         one = case(width=width, last=last)
@@ -148,7 +148,7 @@ def test_an_impossible_range_of_compared_steps_is_refused(steps: tuple[int, int]
 
 
 def test_a_reference_leaves_out_parameters_that_it_sets_to_none(tmp_path: Path, machine: Machine) -> None:
-    """So that cases which differ in that parameter share one, and so does the case that never had it."""
+    """Cases that differ only in such a parameter, or do not have it, share one reference."""
     of, reference = made(tmp_path), Reference(params={"graph": None}, loss_tolerance=0.05)
     for one in (case(width=1), case(width=1, graph="a"), case(width=1, graph="b")):
         assert row(of, one, reference).verdict.outcome == "no-baseline"
@@ -217,7 +217,7 @@ def test_an_oom_after_launches_that_fitted_is_not_saved(tmp_path: Path, machine:
 def test_an_oom_replaces_a_fitting_baseline_only_after_two_launches(
     then: LaunchResult, stored: Record | None, launches: int, reason: str | None, tmp_path: Path, machine: Machine
 ) -> None:
-    """Another process may have had the device's memory: every night that fits would then be better, and none slower."""
+    """Another process may have taken the memory. With an oom stored, later nights are better and never slower."""
     if stored is not None:
         save(tmp_path, stored)
     machine.endings, machine.ended = iter([FAILURES["oom"]]), then
@@ -237,7 +237,7 @@ def test_one_oom_without_time_for_a_second_launch_stores_nothing(
 
 
 def test_a_red_row_names_a_builder_whose_module_changed(tmp_path: Path, machine: Machine) -> None:
-    """It was moved, or it is another one of the same name and parameters."""
+    """The builder was moved, or it is another builder with the same name and parameters."""
     elsewhere = dataclasses.replace(case(), builder="elsewhere:" + case().builder.partition(":")[2])
     save(tmp_path, record(*[launch(10.0)] * 3, of=elsewhere))
     found = row(made(tmp_path), case()).verdict
@@ -261,7 +261,7 @@ def test_a_timeout_near_the_end_of_the_run_blames_the_run_limit(
 
 
 def test_a_step_of_a_reference_may_take_as_long_as_a_launch(tmp_path: Path, machine: Machine) -> None:
-    """It does on one rank what many share in a launch."""
+    """One rank of the reference does the work of all ranks. Its steps together may take as long as the run."""
     reference = Reference(params={}, loss_tolerance=0.1)
     assert row(made(tmp_path), case(), reference).verdict.outcome == "no-baseline"
     row(made(tmp_path, run_timeout="1000"), case(), reference)
@@ -279,7 +279,7 @@ def test_a_step_of_a_reference_may_take_as_long_as_a_launch(tmp_path: Path, mach
 
 
 def test_a_timeout_under_a_short_run_limit_states_the_time_that_was_left(tmp_path: Path, machine: Machine) -> None:
-    """Where the run may take less than a launch, each launch is given what is left; a collective waits half of that."""
+    """Under a run limit below the launch limit, a launch gets the time that is left, and a collective half of it."""
     machine.ended = FAILURES["timeout"]
     said = row(made(tmp_path, run_timeout="100"), case()).verdict.reason
     assert said == "100 s of the run's 100 s (--run-timeout) were left for it: because"
@@ -325,7 +325,7 @@ def test_a_reference_out_of_memory_makes_the_row_invalid_and_saves_nothing(tmp_p
 
 
 def test_an_invalid_first_launch_is_the_last(tmp_path: Path, machine: Machine) -> None:
-    """Its ranks ended well, and its figures are wrong: nothing more is started, on either side."""
+    """Its ranks ended normally, but its figures are wrong. Neither side starts another launch."""
     wrong = LaunchResult(traces=(trace(0), trace(1, digest_after="other")))
     machine.ended = wrong
     alone = row(made(tmp_path, launches="3"), case())
@@ -345,7 +345,7 @@ def test_two_tests_of_one_case_share_one_measurement(tmp_path: Path, machine: Ma
 
 
 def test_one_case_with_and_without_a_reference_is_refused(tmp_path: Path, machine: Machine) -> None:
-    """Sharing would let a test with a reference take over what was never held against one."""
+    """Otherwise a test with a reference could take over a measurement that was never compared with one."""
     of = made(tmp_path)
     row(of, case())
     with pytest.raises(ValueError, match=r"^mine and mine would share the baseline of .*, and differ in"):
@@ -357,7 +357,7 @@ def test_one_case_with_and_without_a_reference_is_refused(tmp_path: Path, machin
 
 
 class Elsewhere:
-    """The other side, whose launches take ``step_ms``; ``order`` notes whose turn it was."""
+    """The other side. Its launches take ``step_ms``, and ``order`` records the turns."""
 
     name = "main (0123456789ab)"
     import_path = ("/checkout",)
@@ -379,7 +379,7 @@ class Elsewhere:
 
 
 class HereNoted(Here):
-    """This side, noting its turns in a list."""
+    """This side, which records its turns in a list."""
 
     order: ClassVar[list[str]] = []
 
@@ -397,7 +397,7 @@ def compared(
     reference: Reference | None = None,
     **options: str,
 ) -> tuple[Row, str]:
-    """A row that is compared with another side, and whose turn each launch was."""
+    """A row compared with another side, and the turns: ``A`` is the other side, ``B`` is this side."""
     machine.step_ms = iter(step_ms)
     HereNoted.order.clear()
     of = Runner(
@@ -412,7 +412,7 @@ def compared(
 
 
 def test_two_sides_take_turns_and_are_judged_in_pairs(tmp_path: Path, machine: Machine) -> None:
-    """Every launch is 10 % slower than the last, and no side slower than the other: what a baseline cannot tell."""
+    """Every launch is 10 % slower than the one before, and the sides are equal. A baseline could not show that."""
     ms = [100 * 1.1**launch for launch in range(12)]
     found, order = compared(
         tmp_path, machine, ms[1], ms[2], ms[5], ms[6], ms[9], ms[10], before=(ms[0], ms[3], ms[4], ms[7], ms[8], ms[11])
@@ -507,7 +507,7 @@ def test_a_launch_without_a_partner_counts_only_if_it_failed(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each launch takes 10 of the 75 s: after three pairs there is time for one launch more."""
+    """Each launch takes 10 s of the run's 75 s. After three pairs there is time for one more launch."""
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(HereNoted.order)))
     machine.ended = FAILURES["crash"]
     found, order = compared(tmp_path, machine, *mine, before=tuple(theirs), run_timeout="75", launches="3")
@@ -529,7 +529,7 @@ def test_a_failure_of_the_other_side_counts_without_time_for_our_launch(
 def test_no_side_starts_a_launch_if_its_partner_has_no_time(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other side's launches take 30 s of the 105, and ours 10: of 25 that are left."""
+    """A launch of the other side takes 30 s, and ours 10 s. After two pairs, 25 s of the run's 105 s are left."""
     took = {"A": 30.0, "B": 10.0}
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: sum(took[side] for side in HereNoted.order)))
     found, order = compared(tmp_path, machine, *[130.0] * 5, before=(100.0,) * 5, run_timeout="105", launches="2")
@@ -596,7 +596,7 @@ def test_a_crash_while_confirming_is_reported_as_a_crash(tmp_path: Path, machine
 def test_a_row_in_doubt_without_time_for_more_launches_is_noisy(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each launch takes 30 of the 100 s: a fourth one could not end."""
+    """Each launch takes 30 s of the run's 100 s. A fourth launch could not end in time."""
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(machine.jobs)))
     found = nightly(tmp_path, machine, *[110.0] * 10, run_timeout="100")
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("noisy", runner.UNSETTLED, 3)
@@ -606,7 +606,7 @@ def test_a_row_in_doubt_without_time_for_more_launches_is_noisy(
 def test_a_confirming_launch_cut_off_by_the_run_limit_is_not_a_hang(
     last_s: float, outcome: str, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launches take 30 s, so that a fourth is started when 40 of the 130 s are left. A collective hangs for half."""
+    """Launches take 30 s, so the fourth starts with 40 s of 130 s left. A collective may wait for half of that."""
     ends = [0.0, 30.0, 60.0, 90.0, 90.0 + last_s]
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: ends[len(machine.jobs)]))
     machine.ended = FAILURES["timeout"]
@@ -738,7 +738,7 @@ CALM, SHARED = {"other_processes": [0.0, 0.0]}, {"other_processes": [0.0, 1.0]}
 
 
 def test_fresh_launches_replace_disturbed_ones(tmp_path: Path, machine: Machine) -> None:
-    """Two of the first three run beside another process and are slow: four more make five that do not."""
+    """Two of the first three launches run beside another process and are slow. Four more make five calm ones."""
     machine.devices = iter([SHARED, CALM, SHARED, *[CALM] * 10])
     found = nightly(tmp_path, machine, 130.0, 100.0, 130.0, *[100.0] * 10)
     words = "2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline not known"

@@ -1,4 +1,4 @@
-"""Command line > environment > ini > default; what makes no sense is refused with its source."""
+"""Command line > environment > ini > default. Unusable values are refused with their source."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "task_samples": ("2048", 2048),
     "report_md": ("/report.md", Path("/report.md")),
 }
-"""Of each option a text and what it means."""
+"""For each option, a text and its parsed value."""
 
 
 def settings(
@@ -82,7 +82,7 @@ def settings(
     environment: dict[str, str] | None = None,
     ini: dict[str, str] | None = None,
 ) -> Settings:
-    """As pytest calls it: every option is there, ``None`` or empty where it was not given."""
+    """Read settings as pytest does: every option is there, as ``None`` or empty if it was not given."""
     nothing = dict.fromkeys(OPTIONS)
     empty = dict.fromkeys([*OPTIONS, *ONLY_INI], "")
     return read({**nothing, **(command_line or {})}, environment or {}, {**empty, **(ini or {})}, ROOT)
@@ -164,7 +164,7 @@ def test_a_baseline_folder_is_relative_to_where_it_was_given(tmp_path: Path, mon
     assert settings(TYPED).baseline_dir == tmp_path / "../typed"
     assert settings({}, VARIABLE).baseline_dir == tmp_path / "../set"
     assert settings({}, {}, INI).baseline_dir == ROOT / "../ini"
-    # Of several, the one that counts says from where.
+    # Of several values, the one that counts decides.
     assert settings(TYPED, VARIABLE, INI).baseline_dir == tmp_path / "../typed"
     assert settings({}, VARIABLE, INI).baseline_dir == tmp_path / "../set"
     assert settings({}, {"TRAINBENCH_BASELINE_DIR": ""}, INI).baseline_dir == ROOT / "../ini"

@@ -1,4 +1,4 @@
-"""The table of sharding strategies: of the published model alone, in the order of the registry."""
+"""The table of sharding strategies shows only the published model, in the order of the registry."""
 
 from __future__ import annotations
 

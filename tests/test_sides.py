@@ -1,4 +1,4 @@
-"""Two sides in one run, through the public door and beneath it: real processes, real commits, nothing left behind."""
+"""Two sides in one run, as whole pytest sessions and below: real processes, real commits, nothing left behind."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def commits(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 
 def left(project: pytest.Pytester) -> list[str]:
-    """Processes that inherited its mark, by their id, and checkouts of it."""
+    """Ids of processes that inherited the project's mark, and checkouts of the project."""
     mark = f"PROJECT_UNDER_TEST={project.path}".encode()
     processes = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended just now
+        with contextlib.suppress(OSError):  # the process has just ended
             processes += [environ.parent.name] if mark in environ.read_bytes().split(b"\0") else []
     return sorted({*processes} - {str(os.getpid())}) + git(project.path, "worktree", "list").splitlines()[1:]
 
 
 def left_in_the_end(project: pytest.Pytester) -> list[str]:
-    """The same, after what is ending has ended."""
+    """The same, after ending processes have ended."""
     until = time.monotonic() + 60
     while left(project) and time.monotonic() < until:
         time.sleep(0.05)
@@ -102,7 +102,7 @@ def test_an_unusable_value_of_against_ends_with_code_4(project: pytest.Pytester)
 def test_an_interrupted_or_killed_session_leaves_nothing_behind(commits: pytest.Pytester, name: str) -> None:
     commits.makepyfile(my_steps="import time\n\ndef my_step(mesh, *, width):\n    time.sleep(1000)\n")
     git(commits.path, "commit", "-am", "one that hangs")
-    # What a shell runs in the background ignores SIGINT, and so would pytest here.
+    # A background process of a shell ignores SIGINT, and so would pytest here.
     pytest_main = "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(pytest.main())"
     command = [sys.executable, "-c", f"import pytest, signal, sys; {pytest_main}", "--hw", "cpu", "--against=HEAD"]
     command += [f"--basetemp={commits.path}/ranks"]
@@ -124,7 +124,7 @@ def test_an_interrupted_or_killed_session_leaves_nothing_behind(commits: pytest.
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[SideProcess, SideProcess]]:
-    """This interpreter on both sides."""
+    """Two sides that both use this interpreter."""
     with sides(
         find(sys.executable, tmp_path),
         hardware=Hardware(id="cpu-1c", kind="cpu", device_name="a CPU", count=1),

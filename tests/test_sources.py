@@ -1,4 +1,4 @@
-"""The digest of a file says whether the code that a case uses changed: no more, and never less."""
+"""The digest of a file changes with the code that a case uses, and with nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def digest(text: str, path: str = "a.py", **params: Any) -> str:
 
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
 def test_prose_and_formatting_change_no_digest(text: str) -> None:
-    # Typed in, since it must be the same on every version of Python that these tests run on.
+    # The digest is typed in, because it must be the same on every version of Python that runs these tests.
     assert digest(text) == "dd0d096d9d96"
 
 
@@ -76,7 +76,7 @@ def find(name):
 
 
 def changes(old: str, new: str, **params: Any) -> bool:
-    """Whether an edit of these rows changes the digest for a case with such parameters."""
+    """Whether this edit of ``ROWS`` changes the digest for a case with these parameters."""
     assert old in ROWS
     return digest(ROWS, **params) != digest(ROWS.replace(old, new), **params)
 
@@ -114,7 +114,7 @@ def test_a_change_of_what_a_case_uses_changes_its_digest(old: str, new: str, par
 
 
 def test_a_row_that_another_file_names_counts() -> None:
-    """By a default of the builder, say, which is no parameter of the case."""
+    """For example, a default of the builder names the row, without a parameter of the case."""
     builder = 'def step(mesh, *, model="large"): ...'
 
     def digests(rows: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which baselines are of other code: held against a working tree, and against a commit."""
+"""Which baselines are of other code, compared with a working tree and with a commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_trainbench.store import baseline
 from pytest_trainbench.store.other_code import look
 
 FILES = {"models.py": 'MODELS = {"a": Model(1), "b": Model(2)}\n', "steps.py": "STEP = 1\n"}
-"""Of a project."""
+"""The files of a project."""
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -29,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def of(model: str, **code: Any) -> Record:
-    """A record of this model, made of the project's files unless told."""
+    """A record of this model. Its code is the project's files, unless ``code`` says otherwise."""
     one = record(label=f"sharding[{model}]", of=case(model=model))
     read = {path: text.encode() for path, text in FILES.items()}.get
     return dataclasses.replace(one, **{"code": Tree(read).digests(FILES, one.case.params), **code})
@@ -37,7 +37,7 @@ def of(model: str, **code: Any) -> Record:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with baselines of its code, of ``main``."""
+    """A repository on ``main`` with baselines of its code."""
     for path, text in FILES.items():
         (tmp_path / path).write_text(text)
     for one in (of("a"), of("b"), of("c", code={})):
@@ -108,7 +108,7 @@ def test_an_unknown_commit_does_not_fail_the_build(
 
 
 def test_the_command_needs_no_installed_package(project: Path) -> None:
-    """CI has none where it runs it."""
+    """CI runs it in an environment without packages."""
     plugin = Path(stale.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-S", "-m", "pytest_trainbench.stale", "--since", "HEAD"],

@@ -1,4 +1,4 @@
-"""A step refuses what would make its figures nonsense."""
+"""A step refuses values that would make its figures meaningless."""
 
 from __future__ import annotations
 

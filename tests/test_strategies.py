@@ -90,7 +90,7 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
         **{strategy: fully_sharded(strategy) for strategy in ("fairscale-fsdp", "fsdp1", "fsdp2")},
         "zero1": {**reduced, "all_gather": (1, all_bytes / 2)},
         "zero2": {**reduced, "all_gather": (1, all_bytes / 2)},
-        # Small ones are gathered after the update and then kept, one by one on gloo; and it looks for overflow.
+        # Small parameters are gathered after the update, one by one on gloo, and kept. ZeRO-3 also looks for overflow.
         "zero3": {
             "reduce_scatter": (1, all_bytes),
             "all_gather": (len(parameters), all_bytes / 2),
@@ -275,8 +275,8 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, 
 
 
 def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
-    """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach: it
-    runs, is quick, and trains wrong."""
+    """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach. The
+    step then runs fast and trains wrong."""
     builder = "wrong_steps:sharded_ddp_with_stale_gradients"
     one = launched(start(tmp_path / "job", builder, mesh="dp2", precision="fp32", **WORK))
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"

@@ -1,4 +1,4 @@
-"""Since which run a row is red, and what changed there."""
+"""The run since which a row is red, and the changes at that run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def environment(commit: str) -> Environment:
 def runs(
     outcomes: Sequence[str], machines: Sequence[str] = (HERE,), fails: Sequence[bool | None] = (None,)
 ) -> list[Run]:
-    """One a night, each of a commit of its own; ``""`` is a night without the case. The ``machines`` take turns, and
-    so does whether its test ``fails``."""
+    """One run a night, each with its own commit. ``""`` is a night without the case. The ``machines`` take turns, and
+    so do the values of ``fails``."""
     return [
         Run(
             path=Path(f"{night}.jsonl"),
@@ -108,7 +108,7 @@ def test_two_nights_of_one_dirty_commit_may_have_different_code(
     ids=["the red one", "the green one", "none of this machine"],
 )
 def test_in_a_shared_history_only_this_machines_nights_count(machines: tuple[str, ...], count: int, green: int) -> None:
-    """Red on one alone, in turns: its last green night is not that of the other, on another level."""
+    """The machines take turns, and the row is red on one of them. The other one's green nights have another level."""
     earlier = runs(["ok", "ok", "regression", "ok", "regression", "ok"], machines)
     found = turned(earlier, CASE.id, environment("now"), machine=HERE)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Every outcome, what decides between them, and what must never pass."""
+"""Every outcome, what decides it, and what must never pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step_change(now: Record, before: Record = QUIET) -> Change:
     return change
 
 
-# The time of a step
+# Step time
 
 
 def test_equal_figures_are_ok() -> None:
@@ -102,7 +102,7 @@ def test_one_launch_with_other_work_is_not_hidden_by_the_others() -> None:
 
 
 def test_launches_without_the_metric_count_as_looks_too() -> None:
-    """Or a row in doubt would get launches for ever, of which none has what is in doubt."""
+    """Otherwise a row in doubt would get launches for ever if none of them has the metric in doubt."""
     policy = Policy(first=3, last=10)
     before = record(*[launch(compute_ms=50.0 + number / 100) for number in range(3)])
     with_it = [launch(compute_ms=100.0 + number / 100) for number in range(4)]
@@ -130,8 +130,11 @@ def test_one_launch_a_side_is_too_few_to_say_ok() -> None:
 
 
 def test_the_interval_is_students_from_launches_and_prior() -> None:
-    """By hand: logs ±d on both sides, n = 2 each, none far enough out to count for less. Freedom 2 + 2 + 2 - 2 = 4,
-    t(0.975, 4) = 2.77645; seen is what passes the 99.5 % limit nine times in ten: t(0.995, 4) + t(0.9, 4)."""
+    """Computed by hand. Both sides have two launches with logs ±d, none far enough out to lose weight.
+
+    Degrees of freedom: 2 + 2 + 2 - 2 = 4, and t(0.975, 4) = 2.77645. ``sees`` is the change that passes the 99.5 %
+    limit nine times in ten: t(0.995, 4) + t(0.9, 4).
+    """
     d = 0.02
     side = steps(100 * math.exp(-d), 100 * math.exp(d))
     variance = (2 * 0.005**2 + (2 * d**2 + 2 * d**2) / CLIPPED) / 4
@@ -184,8 +187,8 @@ def test_a_host_bound_row_learns_from_its_own_machine_first() -> None:
 
 @pytest.mark.parametrize(("host_ms", "outcome"), [(54.0, "noisy"), (20.0, "regression")])
 def test_a_busy_host_makes_host_bound_rows_noisy_and_not_red(host_ms: float, outcome: str) -> None:
-    """FSDP1 on two H200s, its host shared with others: four launches, and six minutes later seven that were 17 % slower
-    with nothing changed. Where the device sets the pace that is a slower step."""
+    """FSDP1 ran on two H200s of a shared host. Six minutes after four launches, seven launches were 17 % slower with
+    nothing changed. In a row that is not host-bound, that is a regression."""
     before = steps(53.6, 58.7, 52.2, 50.4, host_ms=host_ms, compute_ms=38.8)
     now = steps(60.5, 63.3, 65.0, 62.1, 66.0, 61.8, host_ms=host_ms * 1.1, compute_ms=38.8)
     found = judge(now, before)
@@ -215,8 +218,8 @@ def test_a_step_is_host_bound_if_its_device_waits_for_the_host(
 
 @pytest.mark.parametrize(("host_ms", "outcome"), [(50.0, "regression"), (100.0, "noisy"), (None, "noisy")])
 def test_host_bound_rows_are_not_red_on_another_machine(host_ms: float | None, outcome: str) -> None:
-    """FSDP2, which its host sets the pace of, took 50.1 ms where its baseline was stored and 81.1 on another machine of
-    the kind, with the same kernels in the same time. On a CPU the host is the device."""
+    """A host-bound FSDP2 step took 50.1 ms on the baseline's machine and 81.1 ms on another machine of the kind. The
+    kernels were the same and took the same time. On a CPU the host is the device."""
 
     def took(ms: float) -> Record:
         times = [0.97 * ms, ms, 1.03 * ms, ms, ms]
@@ -229,11 +232,11 @@ def test_host_bound_rows_are_not_red_on_another_machine(host_ms: float | None, o
     assert judge(now, before).outcome == "regression"
 
 
-# Looking more than once
+# Repeated looks
 
 
 def test_the_looks_together_spend_the_error_budget_once() -> None:
-    """The sum over all looks is what holds the error, however the looks hang together."""
+    """The sum over all looks bounds the error, however the looks depend on each other."""
     for first in range(1, 12):
         for more in range(12):
             policy = Policy(first=first, last=first + more)
@@ -261,8 +264,8 @@ def test_the_first_launches_alone_make_no_regression() -> None:
         ([101.5] * 3, True),
         ([99.0, 101.0, 104.0], True),
         ([*[101.5] * 3, *[100.0] * 3], False),  # cleared by fresh launches
-        ([95.0] * 3, False),  # better fails nothing
-        ([101.2] * 10, False),  # no more looks
+        ([95.0] * 3, False),  # an improvement fails nothing
+        ([101.2] * 10, False),  # no looks are left
     ],
 )
 def test_a_row_is_in_doubt_only_while_it_can_become_a_regression(now: list[float], doubtful: bool) -> None:
@@ -286,7 +289,7 @@ def test_with_fail_on_improvement_each_direction_gets_half_the_error() -> None:
 
 
 def test_a_row_gets_no_launches_that_cannot_make_it_a_regression() -> None:
-    """1.3 % is above the floor, and at this noise far below what ten launches could tell."""
+    """A change of 1.3 % is above the floor. At this noise it is far below what ten launches could confirm."""
     before = steps(96.0, 98.0, 100.0, 102.0, 104.0)
     policy = dataclasses.replace(LOOKS, error=1e-4)
     assert not judge(steps(99.3, 101.3, 103.3), before, policy=policy).doubtful
@@ -294,7 +297,7 @@ def test_a_row_gets_no_launches_that_cannot_make_it_a_regression() -> None:
 
 
 def test_a_row_red_by_memory_also_reports_its_step_time() -> None:
-    """Attention that wrote out its scores on an H200 took 34 % more memory and made a step 85 % longer."""
+    """On an H200, attention that writes out its scores took 34 % more memory and made a step 85 % longer."""
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000)
     found = judge(steps(*[185.0] * 3, peak_allocated_bytes=1340), before, policy=LOOKS)
     assert (found.outcome, found.doubtful) == ("regression", True)
@@ -340,7 +343,7 @@ def test_peak_memory_may_move_by_half_a_percent(now: int, outcome: str) -> None:
 
 
 def test_memory_that_varies_in_the_baseline_is_judged_by_its_noise() -> None:
-    """A gate for what is deterministic would be red every night: 3 % apart, and 2 % up is nothing to see."""
+    """The baseline's launches are 3 % apart, so 2 % more is noise. A deterministic gate would be red every night."""
     before = metric("peak_allocated_bytes", [1000 * MIB, 1010 * MIB, 1015 * MIB, 1005 * MIB, 1030 * MIB])
     change = judge(metric("peak_allocated_bytes", [1030 * MIB] * 3), before).change("peak_allocated_bytes")
     assert change is not None and change.outcome == "ok" and 0.02 < change.sees < 0.05
@@ -414,7 +417,7 @@ def test_a_single_flop_of_many_counts_and_is_shown(by: int) -> None:
     )
 
 
-# What is counted
+# Counts
 
 
 def counted(before: Sequence[float], now: Sequence[float], name: str = "kernels") -> tuple[Verdict, Change]:
@@ -487,14 +490,14 @@ def test_the_reason_says_if_the_step_time_is_in_doubt() -> None:
 def test_counts_that_vary_between_launches_are_not_judged_unless_all_changed(
     before: list[int], now: list[int], outcome: str
 ) -> None:
-    """Kernels that are tuned by timing them, or a step that ends an epoch in one launch of three."""
+    """Counts vary if kernels are tuned by timing them, or if a step ends an epoch in one launch of three."""
     found, change = counted(before, now)
     assert change.outcome == outcome
     assert found.outcome == ("ok" if outcome == "not judged" else outcome)
 
 
 def test_kernel_counts_of_compiled_steps_are_shown_and_not_judged() -> None:
-    """Inductor pads a product where that was faster when it compiled, so another machine may run a kernel more."""
+    """Inductor pads a product if that was faster while it compiled, so another machine may run one more kernel."""
     before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (1066, 1067))
     found = judge(now, before)
     kernels = found.change("kernels")
@@ -516,7 +519,7 @@ def test_a_compiled_step_with_one_more_collective_or_graph_break_is_red() -> Non
 
 
 def test_counts_are_compared_with_the_digits_of_the_stored_file() -> None:
-    """Fractions are cut to six digits; whole numbers of any size are not."""
+    """Fractions are cut to six digits. Whole numbers keep all digits."""
     assert counted([as_stored(12345.25)] * 3, [12345.25] * 3)[0].outcome == "ok"
     assert counted([as_stored(10.0**15)] * 3, [10.0**15 + 1] * 3)[0].outcome == "regression"
 
@@ -556,7 +559,7 @@ def test_metrics_without_a_gate_are_not_judged() -> None:
 
 @pytest.mark.parametrize("pattern", [[100.0, 100.0, 150.0], [100.0, 100.0, 100.0, 200.0]])
 def test_throughput_shows_slow_steps_that_the_median_hides(pattern: list[float]) -> None:
-    """A stall every third step, or a reduction every fourth."""
+    """Every third step stalls, or every fourth step has a reduction."""
 
     def ran(times_ms: list[float]) -> Record:
         traces = [trace(rank, step_ms=times_ms * 10) for rank in range(2)]
@@ -577,7 +580,7 @@ def test_throughput_shows_slow_steps_that_the_median_hides(pattern: list[float])
 
 
 def test_a_case_can_set_its_own_limits() -> None:
-    """On one metric; the others keep theirs, and what is said names the limit that held."""
+    """The limits apply to one metric, and the others keep theirs. The reason names the limit that applied."""
     before = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1000)
     now = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1008)
     assert judge(now, before).outcome == "regression"
@@ -707,7 +710,7 @@ def test_two_pairs_with_a_tiny_error_budget_see_no_change() -> None:
 
 
 def test_two_sides_are_judged_in_pairs() -> None:
-    """Launches that differ by half, and pairs of them by 3 %."""
+    """Launches differ by half, but the two launches of a pair only by 3 %."""
     before = steps(100.0, 150.0, 80.0, 120.0, 99.0, 101.0)
     now = steps(*(1.03 * launch.metrics["step_ms"] for launch in before.launches))
     assert judge(now, before).outcome == "noisy"
@@ -811,7 +814,7 @@ def test_a_change_is_never_rounded_to_nothing(fraction: float, words: str) -> No
 
 
 def test_a_small_slowdown_on_another_machine_is_no_regression() -> None:
-    """The same 2 % are a regression on one machine and could be the machine itself on another."""
+    """A slowdown of 2 % is a regression on the same machine. On another machine it could be the machine itself."""
     before, now = (steps(*[ms] * 5, compute_ms=95.0, host_ms=50.0) for ms in (100.0, 102.0))
     here = judge(now, before)
     there = judge(now, before, suspects=[("machine", "aaaaaaaa", "bbbbbbbb")])
@@ -843,7 +846,7 @@ def test_a_slowdown_that_conditions_explain_is_environment_and_fails() -> None:
 
 
 def test_conditions_that_explain_a_part_of_a_slowdown_say_how_much() -> None:
-    """A clock at 71 % makes a step 1.4 times as long, and this one takes 1.8 times as long."""
+    """A clock at 71 % makes a step 1.4 times as long, and this step takes 1.8 times as long."""
     found = judge(on(*[(180.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     part = "the machine first, which may make it 40.4% longer"
     assert (found.outcome, found.reason) == ("environment", f"step time 80.0% worse (sees ≥ 1.5%); {part}: {CLOCK}")
@@ -861,7 +864,7 @@ def test_a_slowdown_under_the_baselines_conditions_is_a_regression() -> None:
 
 
 def test_a_slowdown_beyond_what_conditions_explain_is_a_regression() -> None:
-    """A clock at 71 % makes a step 1.4 times as long, and this one takes three times as long."""
+    """A clock at 71 % makes a step 1.4 times as long, and this step takes three times as long."""
     found = judge(on(*[(300.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     assert (found.outcome, list(map(str, found.causes))) == ("regression", [CLOCK])
     assert found.reason == "step time 200.0% worse (sees ≥ 1.5%)"
@@ -909,7 +912,7 @@ def test_a_slow_rank_or_two_speeds_of_steps_are_environment() -> None:
 
 
 def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
-    """For their conditions, whatever their figures: here the two that ran beside others were the fast ones."""
+    """Their conditions decide, not their figures. In the second case the two disturbed launches are the fast ones."""
     before = on(*[(100.0, CALM)] * 5)
     beside = {**CALM, "other_processes": [0.0, 1.0]}
     mixed = [(130.0, beside)] * 2 + [(100.0, CALM)] * 5
@@ -929,12 +932,12 @@ def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
 @pytest.mark.parametrize(
     ("disturbed", "calm", "outcome", "doubtful"),
     [
-        (2, 3, "noisy", True),  # fresh launches may tell
+        (2, 3, "noisy", True),  # fresh launches may decide
         (4, 4, "noisy", True),
-        (4, 5, "regression", False),  # enough that were not disturbed
-        (6, 4, "regression", False),  # no more launches, and those that were calm are as slow
-        (9, 1, "environment", False),  # one that was calm may be an outlier
-        (5, 0, "environment", False),  # a machine that never was calm: more of the same tells nothing
+        (4, 5, "regression", False),  # enough calm launches
+        (6, 4, "regression", False),  # no launches are left, and the calm ones are as slow
+        (9, 1, "environment", False),  # a single calm launch may be an outlier
+        (5, 0, "environment", False),  # the machine was never calm, so more launches decide nothing
     ],
 )
 def test_a_row_with_disturbed_launches_needs_enough_calm_ones_to_be_red(
@@ -947,13 +950,13 @@ def test_a_row_with_disturbed_launches_needs_enough_calm_ones_to_be_red(
 
 def test_a_slowdown_that_calm_launches_lack_is_environment() -> None:
     before = on(*[(100.0, CALM)] * 5)
-    for calm_ms in (101.0, 85.0):  # as fast as before, and faster by about as much as the others are slower
+    for calm_ms in (101.0, 85.0):  # as fast as the baseline, and faster by about as much as the others are slower
         now = on(*[(130.0, THROTTLED)] * 8, *[(calm_ms, CALM)] * 2)
         assert judge(now, before, policy=LOOKS).outcome == "environment"
 
 
 def test_left_out_launches_spend_no_extra_error() -> None:
-    """Every launch that is started is one look at most, whichever of them are judged in it."""
+    """Every started launch is at most one look, whichever launches are judged in it."""
     for started in range(3, 11):
         for left_out in range(started):
             looks = dataclasses.replace(LOOKS, left_out=left_out)
@@ -972,7 +975,7 @@ def test_a_nan_is_a_regression_and_not_environment() -> None:
 
 @pytest.mark.parametrize(("step", "waits"), [("ok", True), ("regression", False)])
 def test_a_row_red_only_by_throughput_waits_for_its_step_time(step: str, waits: bool) -> None:
-    """Where the median step is in doubt still; what follows from it is no reason to stop and call it noisy."""
+    """While the median step time is in doubt, the row gets more launches. A red throughput does not end that."""
     rate = Change(metric="samples_per_s", before=40.0, now=30.0, change=-0.25, sees=0.05, outcome="regression")
     median = Change(metric="step_ms", before=10.0, now=13.0, change=-0.3, sees=0.1, outcome=step, doubtful=step == "ok")
     assert Verdict(outcome="regression", changes=(median, rate)).doubtful is waits
@@ -984,7 +987,7 @@ def test_one_metric_leads_and_every_time_metric_names_what_paces_it() -> None:
 
 
 def test_any_metric_paced_by_the_device_is_judged_without_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its row alone: a host that is noisier on another machine is no excuse for it, whatever it is called."""
+    """Its entry in the table of metrics decides, not its name. A noisier host on another machine is no excuse."""
     monkeypatch.setitem(METRICS, "kernel_ms", dataclasses.replace(METRICS["compute_ms"], title="kernel time"))
     before, now = (
         record(*[launch(100.0 + number / 10, kernel_ms=ms + number / 100, host_ms=100.0) for number in range(5)])

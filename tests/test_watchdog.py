@@ -1,4 +1,4 @@
-"""A watchdog ends what must not go on, at the right moment: with a clock and ranks that are made up."""
+"""The watchdog ends ranks that must not go on, at the right moment. The clock and the ranks are simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Pack:
-    """Two ranks of one node: what the watchdog is shown, and what it ``did``, each with the time."""
+    """Two simulated ranks of one node. ``did`` holds the watchdog's actions, each with its time in seconds."""
 
     now_s: float = 0.0
     doing: str = "starting"
@@ -75,12 +75,12 @@ class Pack:
         self.did.append(("give up", self.now_s))
 
     def first(self, what: str) -> float:
-        """When it was done first; infinite where it was not."""
+        """The time of the first such action in seconds; infinite if there is none."""
         return next((at for one, at in self.did if one == what), float("inf"))
 
 
 def until(pack: Pack, watchdog: Watchdog, end_s: float) -> bool:
-    """Look ten times a second until ``end_s``; whether the watchdog would go on."""
+    """Look ten times a second until ``end_s``. Return whether the watchdog would go on."""
     goes_on = True
     while goes_on and pack.now_s < end_s:
         goes_on = watchdog.look()
@@ -131,7 +131,7 @@ def test_ranks_that_wrote_their_traces_have_some_time_to_exit(pack: Pack, watchd
 
 
 def test_a_rank_that_exits_without_a_message_ends_the_launch(pack: Pack, watchdog: Watchdog) -> None:
-    """For the agent a rank that exits with 0 has not failed, only not returned yet."""
+    """To the agent, a rank that exits with 0 has not failed. It only has not returned yet."""
     until(pack, watchdog, 5.0)
     pack.over = {1}
     assert not until(pack, watchdog, LIMIT_S)
@@ -146,7 +146,7 @@ def test_a_rank_that_left_a_message_is_left_to_the_agent(pack: Pack, watchdog: W
 
 
 def test_only_the_first_ranks_to_end_count(pack: Pack, watchdog: Watchdog) -> None:
-    """Where one of them failed, the agent may have stopped the others meanwhile."""
+    """If one of them failed, the agent may have stopped the others meanwhile."""
     pack.over, pack.wrote = {1}, {1}
     until(pack, watchdog, 2.0)
     pack.over = {0, 1}
@@ -161,7 +161,7 @@ def test_an_agent_that_misses_the_end_of_all_ranks_is_stopped(pack: Pack, watchd
 
 
 def test_ranks_that_fell_before_the_cut_off_are_known(pack: Pack, watchdog: Watchdog) -> None:
-    """A rank of its node may take seconds to end after it, and meanwhile another node has missed it."""
+    """Another rank of its node may end seconds later. Meanwhile another node may miss the first one."""
     pack.over, pack.cut_off = {0}, True
     until(pack, watchdog, 1.0)
     pack.over = {0, 1}
