@@ -1,4 +1,4 @@
-"""A user's repository with one step builder and one test, run through the public door."""
+"""A user's repository with one step builder and one test, run as a whole pytest session."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def my_step(mesh, *, width):
         return loss.detach()
     return Step(run=run, samples=32 * mesh.size(), parameters=model.parameters, replicated=True)
 """
-"""Data-parallel by hand: torch's wrapper and its optimizers import ``torch._dynamo`` when they are first used, which
-would be a third of what a run of this project costs."""
+"""Data parallelism by hand. DDP and torch's optimizers import ``torch._dynamo`` at their first use, which would take a
+third of the time of a run of this project."""
 
 TEST = """
 from pytest_trainbench import Plan
@@ -43,7 +43,7 @@ def pytest_run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
 
 
 def replay(project: pytest.Pytester, *args: str, step_ms: float = 8.0) -> pytest.RunResult:
-    """The same where ``replayed.py`` stands in for ranks: for tests of what a run says. Its step needs no torch."""
+    """The same with ``replayed.py`` in place of ranks, for tests of a run's texts. The step needs no torch."""
     if (project.path / "my_steps.py").exists():
         project.makepyfile(my_steps="def my_step(mesh, *, width): ...")
     path = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]

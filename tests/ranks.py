@@ -31,22 +31,22 @@ from pytest_trainbench.schema.record import Launch
 ROOT = Path(__file__).parents[1]
 
 MODULES = ""
-"""What the ranks of a benchmark run find imported: ``trainbench_preload``, which conftest.py reads."""
+"""The modules that the ranks of a benchmark run start with: ``trainbench_preload``, which conftest.py reads."""
 
 TURN = FileLock(Path(tempfile.gettempdir()) / "pytest-trainbench-ranks.lock", poll_interval=0.005)
-"""Ranks of one launch fill the cores: where tests run on several processes, two launches would slow each other. Looked
-at often enough to be had between two tests of another process, which would otherwise keep it for minutes."""
+"""The ranks of one launch fill the cores. If tests run in several processes, two launches would slow each other. The
+short poll interval gets the lock between two tests of another process, which would otherwise keep it for minutes."""
 
 NO_FP16 = "Type fp16 is not supported on your device."
-"""DeepSpeed's word on CPUs without fp16 instructions."""
+"""DeepSpeed's message on CPUs without fp16 instructions."""
 
 
 @cache
 def preload() -> None:
-    """Start the fork server that all ranks of this process come from, and wait for it: some have a short limit.
+    """Start the fork server of all ranks of this process, and wait for it, because some launches have a short limit.
 
-    There is one a process, whoever asks first: had a test asked for fewer modules, every rank of every test after it
-    would import the others itself, which took a third of the time of all tests.
+    A process has one fork server, and the first caller starts it. If that caller named fewer modules, every rank of
+    every later test would import the others itself. That took a third of the time of all tests.
     """
     start_fork_server(MODULES)
     ready = multiprocessing.get_context("forkserver").Process(target=time.time)
@@ -65,7 +65,7 @@ def job(
     reference_steps: int | None = None,
     **params: Any,
 ) -> Job:
-    """So many steps of warm-up and so many timed ones."""
+    """A job with ``warmup`` warm-up steps and ``steps`` timed steps."""
     return Job(
         case=Case(builder=builder, mesh=MeshShape.parse(mesh), params=params),
         device_kind="cpu",
@@ -79,7 +79,7 @@ def job(
 
 
 def start(folder: Path, builder: str, **how: Any) -> LaunchResult:
-    """The end of a launch, whose ranks are processes of its own; ``how`` is that of a :func:`job`."""
+    """The result of a launch with fresh processes as ranks. ``how`` goes to :func:`job`."""
     preload()
     with TURN:
         return launch(job(folder, builder, **how))
@@ -89,9 +89,9 @@ CREWS: dict[tuple[int, str], Crew] = {}
 
 
 def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> LaunchResult:
-    """The same from ranks that have trained other cases before, which takes a fraction of the time.
+    """The same with ranks that have trained other cases before, which takes a fraction of the time.
 
-    Cases that leave something in their process stay ``apart``: with those of the same name.
+    Cases that leave something behind in their process run ``apart``: only cases with the same name share their ranks.
     """
     one = job(folder, builder, **how)
     key = one.case.mesh.world_size, apart
@@ -102,13 +102,13 @@ def train(folder: Path, builder: str, *, apart: str = "", **how: Any) -> LaunchR
 
 
 def dismiss() -> None:
-    """End the ranks that wait for another case: threads of their process groups keep waking up."""
+    """End the ranks that wait for another case, because threads of their process groups keep waking up."""
     while CREWS:
         CREWS.popitem()[1].end()
 
 
 def printed(program: str, to: Path) -> str:
-    """What a program prints, in a process of its own that finds imported what ranks do. It may import the suite."""
+    """The output of a program in its own process, with the modules of ranks imported. It may import the suite."""
     preload()
     process = multiprocessing.get_context("forkserver").Process(target=run_program, args=(program, to))
     process.start()
@@ -119,7 +119,7 @@ def printed(program: str, to: Path) -> str:
 
 @contextmanager
 def pretended(mesh: str, *, rank: int = 0) -> Iterator[DeviceMesh]:
-    """What one of its ranks is given, for what does nothing with the others, such as to refuse."""
+    """The mesh as one of its ranks gets it, for code that needs no other rank, such as refusals."""
     shape = MeshShape.parse(mesh)
     dist.init_process_group("fake", rank=rank, world_size=shape.world_size, store=FakeStore())
     try:
@@ -129,7 +129,7 @@ def pretended(mesh: str, *, rank: int = 0) -> Iterator[DeviceMesh]:
 
 
 def launched(ended: LaunchResult) -> Launch:
-    """The launch of ranks that came to their end; skips where this CPU lacks fp16."""
+    """The launch of ranks that ended normally. Skips the test if this CPU lacks fp16."""
     if NO_FP16 in str(ended.reason):
         pytest.skip(NO_FP16)
     assert ended.outcome == "ok", f"{ended.reason}\n{ended.detail}"

@@ -1,4 +1,4 @@
-"""Steps of the suite whose recordings run their Python again, for machines without a CUDA device."""
+"""Steps of the suite for machines without a CUDA device. A replay runs the recorded Python code again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytest_trainbench import Step
 
 
 class Again:
-    """Stands in for a :class:`bench_tests.training.cuda_graph.Recording`: like that one it reads the tensors that were
-    there when it was made, and writes its result to the same one each time."""
+    """A stand-in for :class:`bench_tests.training.cuda_graph.Recording`. It also reads the tensors that existed when it
+    was made, and writes every result to the same tensor."""
 
     peak_bytes = 1_000_000
 

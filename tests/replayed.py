@@ -1,4 +1,4 @@
-"""A pytest plugin for runs whose words a test is about: no rank is started, and each launch is one that went well.
+"""A pytest plugin for tests of a run's texts. It starts no rank, and each launch succeeds.
 
 Each step of a launch takes ``REPLAYED_STEP_MS``, the time planted by ``--calibrate`` included.
 """
@@ -19,7 +19,7 @@ BY_HAND = "torchrun --nproc-per-node {} -m pytest_trainbench.rank.worker {}/job.
 
 
 def launch(job: Job, *, progress: Callable[[str], None]) -> LaunchResult:
-    """What the ranks of ``own_project``'s step left on a machine with nothing else to do."""
+    """The result of ``own_project``'s step on an idle machine."""
     ranks = job.case.mesh.world_size
     step_ms = [float(os.environ["REPLAYED_STEP_MS"]) + job.delay_ms] * 20
     traces = tuple(

@@ -13,7 +13,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def two_commits(folder: Path) -> Path:
-    """``folder`` as a repository without a remote: commits ``main~1`` and ``main``, and a folder ``part``."""
+    """Make ``folder`` a repository without a remote: commits ``main~1`` and ``main``, and a folder ``part``."""
     (folder / "part").mkdir(parents=True)
     git(folder, "init")
     for text in ("old", "new"):

@@ -1,4 +1,4 @@
-"""Small samples of what the modules hand to each other; keywords replace what a test is about."""
+"""Small samples of the objects that modules exchange. Keyword arguments replace the fields that a test is about."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def case(*, mesh: str = "dp2", builder: str = "suite.sharding:train_step", **par
 
 
 def capped(one: Record, memory_cap_gb: float = 24.0) -> Record:
-    """The same on a device made smaller."""
+    """The same record, measured under a memory cap."""
     return replace(one, case=replace(one.case, memory_cap_gb=memory_cap_gb))
 
 
 def trace(rank: int = 0, **replaced: Any) -> Trace:
-    """One of two data-parallel ranks that trained for four timed steps of 100 ms after two of warm-up."""
+    """The trace of one of two data-parallel ranks: two warm-up steps, then four timed steps of 100 ms."""
     sample: dict[str, Any] = {
         "rank": rank,
         "coordinates": {"dp": rank},
@@ -55,7 +55,7 @@ def trace(rank: int = 0, **replaced: Any) -> Trace:
 
 
 def launch(step_ms: float = 100.0, *, conditions: Mapping[str, list[float]] | None = None, **metrics: float) -> Launch:
-    """A launch that went well, with ``metrics`` besides its step time, under these ``conditions``."""
+    """A successful launch with ``metrics`` besides its step time, under these ``conditions``."""
     return Launch(
         step_ms=[step_ms + 10, step_ms, step_ms],
         steady_from=1,
@@ -71,7 +71,7 @@ def failed(outcome: str, reason: str | None = None) -> Launch:
 
 
 def record(*launches: Launch, of: Case | None = None, **replaced: Any) -> Record:
-    """A record of these launches, or of three that took 100 ms a step."""
+    """A record of these launches. Without any, it has three launches of 100 ms a step."""
     sample: dict[str, Any] = {
         "case": of or case(),
         "label": "sharding[zero2-dp2]",

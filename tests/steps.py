@@ -34,8 +34,10 @@ def linear(
     fault: str | None = None,
     culprit: int | None = None,
 ) -> Step:
-    """A linear model under DDP, or, with ``replicas``, on one rank with the data of as many. ``fault`` plants one, in
-    the last rank or in the ``culprit``."""
+    """A linear model under DDP. With ``replicas``, one rank trains on the data of that many ranks.
+
+    ``fault`` plants a fault in the last rank, or in the rank ``culprit``.
+    """
     ranks = replicas or mesh.size()
     torch.manual_seed(0)
     model: torch.nn.Module = torch.nn.Linear(WIDTH, WIDTH, device=mesh.device_type)
@@ -44,7 +46,7 @@ def linear(
         model = DistributedDataParallel(model) if fault != "no gradient sync" else model
         inputs, targets = inputs[dist.get_rank()], targets[dist.get_rank()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0 if fault == "frozen" else 0.5)
-    flops_per_row = 2 * 2 * WIDTH * WIDTH  # forward, and the weight's gradient; the input needs none
+    flops_per_row = 2 * 2 * WIDTH * WIDTH  # forward, and the gradient of the weight; the input needs none
     if fault is not None and dist.get_rank() == (mesh.size() - 1 if culprit is None else culprit):
         _end(fault)
 
@@ -105,7 +107,7 @@ def _end(fault: str) -> None:
 
 
 def _hang_late() -> None:
-    """Reaches the launch's limit, which began before that of a peer by as much as they started apart."""
+    """Exit as at the launch limit, before the peer's limit. Real ranks start apart, and so do their limits."""
     with (_folder() / f"hang-{dist.get_rank()}.txt").open("w") as stacks:
         faulthandler.dump_traceback_later(2, exit=True, file=stacks)
         time.sleep(1000)
@@ -123,12 +125,12 @@ def _raise(error: Exception) -> None:
 
 
 def _leave_a_child() -> None:
-    """A process that outlives its rank, as a careless data loader would; its pid goes beside the rank's files."""
+    """Start a process that outlives its rank, like a careless data loader. Its pid goes beside the rank's files."""
     child = subprocess.Popen(["sleep", "1000"])
     (_folder() / "child").write_text(str(child.pid))
 
 
 def _folder() -> Path:
-    """Of this rank's job: where its log is, up to the job's own folder."""
+    """The folder of this rank's job. The search begins at the rank's log and goes up."""
     log = Path("/proc/self/fd/2").readlink()
     return next(folder for folder in log.parents if (folder / "job.json").exists())

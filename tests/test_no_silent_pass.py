@@ -1,4 +1,4 @@
-"""Whatever keeps a row from being compared is said, and fails where nobody reads: through the public door."""
+"""If a row cannot be compared, the report says why, and CI fails. These tests run whole pytest sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_BASELINE = "*no-baseline: mine: there is no baseline for this case on this ha
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
+def test_a_missing_baseline_passes_locally_and_fails_in_ci(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
 ) -> None:
     monkeypatch.setenv("CI", ci)
@@ -33,7 +33,7 @@ def test_no_baseline_passes_on_a_desk_and_fails_in_ci(
     assert ("<details open><summary>no-baseline: mine:" in (project.path / "report.md").read_text()) == bool(code)
 
 
-def test_an_improvement_that_is_to_fail_says_how_to_accept_it_and_since_when(replayed: pytest.Pytester) -> None:
+def test_a_failing_improvement_shows_how_to_accept_it_and_since_when(replayed: pytest.Pytester) -> None:
     edit(replayed, launches=record(failed("oom")).to_json()["launches"])
     strict = ["--launches", "1", "--history", "kept", "--fail-on-improvement", "--report-md", "report.md"]
     assert replay(replayed, *strict).ret == 1
@@ -65,10 +65,10 @@ def test_a_renamed_test_keeps_its_baseline(replayed: pytest.Pytester) -> None:
     ],
     ids=["another parameter", "another number of devices"],
 )
-def test_another_case_has_no_baseline(
+def test_a_changed_case_has_no_baseline_and_names_the_change(
     replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, before: str, after: str, apart: str
 ) -> None:
-    """One that is called the same is named with what is apart: nobody forgot to store it."""
+    """The report names a stored case with the same label and the difference, so that nobody looks for a lost save."""
     monkeypatch.setenv("CI", "true")
     replayed.makepyfile(test_it=TEST.replace(before, after))
     result = replay(replayed, "--launches", "1")
@@ -76,7 +76,7 @@ def test_another_case_has_no_baseline(
     result.stdout.fnmatch_lines([f"{NO_BASELINE}; the stored mine is another case: {apart}"])
 
 
-def test_a_baseline_of_another_device_does_not_compare(replayed: pytest.Pytester) -> None:
+def test_a_baseline_of_another_device_is_incomparable(replayed: pytest.Pytester) -> None:
     edit(replayed, environment={"must_match": {"device": "NVIDIA H200"}, "suspects": {}, "machine": ""})
     result = replay(replayed, "--launches", "1")
     assert result.ret == 1
@@ -85,7 +85,7 @@ def test_a_baseline_of_another_device_does_not_compare(replayed: pytest.Pytester
     )
 
 
-def test_a_case_that_was_edited_to_do_less_is_not_faster(saved: pytest.Pytester) -> None:
+def test_a_step_that_does_less_work_is_incomparable_and_not_faster(saved: pytest.Pytester) -> None:
     saved.makepyfile(my_steps=STEP.format(slow=" / 2").replace("32", "16"))
     result = pytest_run(saved, "--launches", "1")
     assert result.ret == 1
@@ -102,14 +102,14 @@ def test_an_edited_baseline_is_refused_in_one_sentence(replayed: pytest.Pytester
     result.stdout.fnmatch_lines(["*cannot be read as a record: its id*the file was edited by hand*"])
 
 
-def test_a_baseline_that_is_too_old_is_said(replayed: pytest.Pytester) -> None:
+def test_the_report_flags_a_baseline_that_is_too_old(replayed: pytest.Pytester) -> None:
     edit(replayed, created="2020-01-02T03:04:05+00:00")
     replay(replayed, "--launches", "1").stdout.fnmatch_lines(
         ["stale baseline: mine: it is more than 90 days old; --save-baseline stores a new one"]
     )
 
 
-def test_an_empty_history_is_said(replayed: pytest.Pytester) -> None:
+def test_an_empty_history_is_reported(replayed: pytest.Pytester) -> None:
     replay(replayed, "--launches", "1", "--history", "kept").stdout.fnmatch_lines(
         ["history: 1 night of these rows on this machine; drift detection needs 13 (kept/test_an_*-????????)"]
     )
@@ -132,7 +132,7 @@ def test_an_empty_history_is_said(replayed: pytest.Pytester) -> None:
     ],
     ids=["crash", "NaN", "missing rank"],
 )
-def test_a_run_that_went_wrong_fails_and_is_not_saved(
+def test_a_failed_launch_fails_the_test_and_is_not_saved(
     project: pytest.Pytester, before: str, after: str, said: str
 ) -> None:
     project.makepyfile(my_steps=STEP.format(slow="").replace(before, after))
@@ -145,10 +145,10 @@ def test_a_run_that_went_wrong_fails_and_is_not_saved(
 @pytest.mark.parametrize(
     ("options", "stored_too"), [([], ""), (["--save-baseline"], "; its baseline was stored before that")]
 )
-def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
+def test_a_row_is_invalid_if_its_test_fails_after_the_measurement(
     project: pytest.Pytester, options: list[str], stored_too: str
 ) -> None:
-    """In its own lines, or in what a fixture has to say afterwards."""
+    """The test fails in its own body or in the teardown of a fixture."""
     if stored_too:
         late = "import pytest\n@pytest.fixture\ndef late():\n    yield\n    assert False, 'planted'\n"
         project.makepyfile(test_it=late + TEST.replace("(bench, mesh)", "(bench, mesh, late)"))
@@ -165,8 +165,8 @@ def test_a_test_that_fails_after_its_row_passed_has_no_green_row(
     assert re.findall('name="trainbench_outcome" value="([a-z-]+)"', junit) == ["invalid"]
 
 
-def test_under_xdist_a_case_is_refused_also_where_it_would_be_skipped(project: pytest.Pytester) -> None:
-    """Its skip would be in no report, and a run of nothing else green."""
+def test_every_case_fails_under_xdist_even_a_skipped_one(project: pytest.Pytester) -> None:
+    """Otherwise no report would show its skip, and a run of skipped cases would pass."""
     skips = "import pytest\n\n@pytest.mark.skip\ndef test_yours(bench): pass\n"
     skips += "\n@pytest.mark.mesh(dp=8)\ndef test_theirs(bench, mesh): pass\n"
     project.makepyfile(test_it=TEST + skips)
@@ -178,24 +178,24 @@ def test_under_xdist_a_case_is_refused_also_where_it_would_be_skipped(project: p
     assert not (project.path / "report.md").exists()
 
 
-def test_a_case_that_is_not_seen_when_tests_are_collected_is_refused(project: pytest.Pytester) -> None:
+def test_a_test_that_requests_bench_after_collection_fails(project: pytest.Pytester) -> None:
     project.makepyfile(test_it="def test_late(request): request.getfixturevalue('bench')\n")
     result = pytest_run(project)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["make bench an argument of the test *"])
 
 
-def test_under_xdist_other_tests_run(project: pytest.Pytester) -> None:
+def test_tests_without_bench_run_under_xdist(project: pytest.Pytester) -> None:
     project.makepyfile(test_it="def test_plain(): pass\n")
     pytest_run(project, "-n", "1").assert_outcomes(passed=1)
 
 
-def test_a_selection_that_picks_nothing_is_no_pass(project: pytest.Pytester) -> None:
+def test_a_selection_without_tests_does_not_pass(project: pytest.Pytester) -> None:
     assert pytest_run(project, "-k", "zero17").ret == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_where_nothing_could_be_measured_ci_is_red(
+def test_ci_fails_if_no_case_could_be_measured(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, code: int
 ) -> None:
     monkeypatch.setenv("CI", ci)

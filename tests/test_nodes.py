@@ -1,4 +1,4 @@
-"""Several nodes, each with an agent of its own; here all of them are processes of this machine."""
+"""Launches on several nodes, each with its own agent. In these tests all nodes are processes of one machine."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
 
 
 class Session:
-    """A lead and one other node, each with one rank."""
+    """A lead node and one other node, with one rank each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         hardware = resolve("cpu", find("cpu"))
         self.environment = capture(hardware, folder)
-        """Of this node."""
+        """The environment of this node."""
         path = [HERE, *(entry for entry in sys.path if entry)]
         self.lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
         self.log = folder / "node.log"
@@ -68,7 +68,7 @@ class Session:
             return self.lead.launch(self.job(**how), progress=lambda _: None)
 
     def end(self) -> int:
-        """What the other node exits with."""
+        """End the session. Return the exit code of the other node."""
         self.lead.close()
         return self.other.wait(30)
 
@@ -109,7 +109,7 @@ def test_ranks_of_two_nodes_train_as_one_launch(session: Session) -> None:
         ("kill", "rank {} was killed by SIGKILL while building the step.*"),
     ],
 )
-def test_what_went_wrong_on_any_node_is_told(session: Session, culprit: int, fault: str, reason: str) -> None:
+def test_the_reason_names_a_failure_on_any_node(session: Session, culprit: int, fault: str, reason: str) -> None:
     ended = session.run(fault=fault, culprit=culprit)
     assert ended.outcome == "crash" and re.fullmatch(reason.format(culprit), str(ended.reason))
     if fault == "raise":
@@ -124,8 +124,8 @@ def test_a_rank_that_hangs_ends_its_launch_on_both_nodes(session: Session, culpr
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_node_whose_ranks_fell_in_their_teardown_is_not_waited_for(session: Session, culprit: int) -> None:
-    """Agents whose own ranks ended well would, for 300 s."""
+def test_a_crash_in_teardown_on_one_node_does_not_delay_the_other(session: Session, culprit: int) -> None:
+    """Without ``agents_leave_at_once``, the agent of the other node would wait for 300 s."""
     with TURN:
         began = time.monotonic()
         ended = session.run(fault="fallen teardown", culprit=culprit, limit_s=120)
@@ -133,22 +133,22 @@ def test_a_node_whose_ranks_fell_in_their_teardown_is_not_waited_for(session: Se
     assert time.monotonic() - began < 90
 
 
-def test_after_all_that_a_launch_is_well(session: Session) -> None:
+def test_a_session_still_works_after_failed_launches(session: Session) -> None:
     assert session.run().outcome == "ok"
 
 
-def test_a_mesh_that_the_nodes_are_not_is_refused(session: Session) -> None:
+def test_a_mesh_larger_than_all_nodes_is_refused(session: Session) -> None:
     with pytest.raises(ValueError, match="dp3 needs 3 devices, but the session has 2"):
         session.run(ranks=3)
 
 
-def test_what_fits_one_node_runs_on_the_first(session: Session) -> None:
+def test_a_case_that_fits_one_node_runs_on_the_first_node(session: Session) -> None:
     ended = session.run(ranks=1)
     assert (ended.outcome, [one.node for one in ended.traces]) == ("ok", [0])
     assert " torchrun --nproc-per-node 1 " in ended.by_hand
 
 
-def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_lost_node_and_nothing_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "LOST_S", 3.0)
     session = Session(tmp_path)
     session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
@@ -162,7 +162,7 @@ def test_a_node_that_is_gone_is_named_and_nothing_waits_for_it(tmp_path: Path, m
     session.lead.close()
 
 
-def test_a_node_that_goes_in_the_middle_of_a_launch_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_lost_during_a_launch_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "LOST_S", 3.0)
     session = Session(tmp_path)
     session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
@@ -185,8 +185,8 @@ def slowly(look: Callable[[str], None]) -> Callable[..., object]:
     return lambda job, *, progress, part: run_ranks(job, progress=look, part=part)
 
 
-def test_a_session_that_is_gone_leaves_nothing_running(tmp_path: Path) -> None:
-    """Killed, it says no word to the other nodes."""
+def test_a_killed_session_leaves_no_process_on_other_nodes(tmp_path: Path) -> None:
+    """A killed session cannot tell the other nodes that it ends."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
@@ -222,7 +222,7 @@ def wait_for(what: Callable[[], object], *, within_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-# Through the public door
+# Whole pytest sessions
 
 
 def free_port() -> int:
@@ -231,7 +231,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def test_a_run_on_two_nodes_is_no_baseline_for_one_on_a_single_one(project: pytest.Pytester) -> None:
+def test_a_baseline_of_two_nodes_is_incomparable_with_one_node(project: pytest.Pytester) -> None:
     port = free_port()
     other = other_node(f"localhost:{port}", project.path / "node.log")
     with TURN:
@@ -244,7 +244,7 @@ def test_a_run_on_two_nodes_is_no_baseline_for_one_on_a_single_one(project: pyte
     alone.stdout.fnmatch_lines(["incomparable: mine: *nodes was 2, is 1*"])
 
 
-def test_a_mesh_takes_whole_nodes(project: pytest.Pytester) -> None:
+def test_a_mesh_must_fill_whole_nodes(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
         import pytest
@@ -258,7 +258,7 @@ def test_a_mesh_takes_whole_nodes(project: pytest.Pytester) -> None:
     run.stdout.fnmatch_lines_random(["*needs 3 devices, which do not fill whole nodes of 2", "*needs 5 devices, has 4"])
 
 
-def test_nodes_that_do_not_come_are_told_how(project: pytest.Pytester) -> None:
+def test_missing_nodes_end_the_run_with_the_command_to_join(project: pytest.Pytester) -> None:
     run = pytest_run(project, "--nodes", "3", "--node-port", f"{free_port()}", "--launch-timeout", "1")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines(
@@ -266,7 +266,7 @@ def test_nodes_that_do_not_come_are_told_how(project: pytest.Pytester) -> None:
     )
 
 
-def test_a_port_that_is_taken_is_told(project: pytest.Pytester) -> None:
+def test_a_taken_port_ends_the_run_with_the_reason(project: pytest.Pytester) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -276,7 +276,7 @@ def test_a_port_that_is_taken_is_told(project: pytest.Pytester) -> None:
     run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be used: port {port} is not available: *"])
 
 
-def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
+def test_a_node_that_finds_no_session_says_so(tmp_path: Path) -> None:
     port = free_port()
     alone = other_node(f"localhost:{port}", tmp_path / "log", "--wait", "1")
     assert alone.wait(60) == 1
@@ -284,7 +284,7 @@ def test_a_node_without_a_session_says_so(tmp_path: Path) -> None:
     assert said == f"trainbench: no session answered at localhost:{port} within 1 s: start pytest there with --nodes"
 
 
-def test_a_node_that_leaves_takes_the_folder_of_its_fork_server_with_it() -> None:
+def test_a_leaving_node_removes_the_folder_of_its_fork_server() -> None:
     program = """
 from multiprocessing.util import get_temp_dir
 from pytest_trainbench import nodes
@@ -299,7 +299,7 @@ nodes._end("the session is over", code=3)
     assert Path(folder).is_absolute() and not Path(folder).exists()
 
 
-def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) -> None:
+def test_a_node_stopped_while_joining_can_join_again(tmp_path: Path) -> None:
     lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
     port = int(lead.address.rpartition(":")[2])
     stopped = cluster.NodeAgent("localhost", port, wait_s=30)
@@ -312,7 +312,7 @@ def test_a_node_that_was_stopped_while_it_joined_may_come_again(tmp_path: Path) 
     assert len(lead.names) == 2
 
 
-def test_a_node_that_is_not_alike_is_told_on_both_ends(tmp_path: Path) -> None:
+def test_lead_and_node_both_report_different_hardware(tmp_path: Path) -> None:
     hardware = dataclasses.replace(resolve("cpu", find("cpu")), id="cpu-another-96c")
     lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
     other = other_node(lead.address, tmp_path / "log")
@@ -323,19 +323,19 @@ def test_a_node_that_is_not_alike_is_told_on_both_ends(tmp_path: Path) -> None:
     lead.close()
 
 
-def test_comparing_two_sides_takes_one_machine() -> None:
+def test_against_does_not_run_on_several_nodes() -> None:
     with pytest.raises(ValueError, match="--against starts both sides on this machine: leave out --nodes"):
         read({"against": "main", "nodes": "2"}, {}, {}, Path())
 
 
-# Pure
+# Pure functions
 
 
 def environment(**suspects: str) -> Environment:
     return Environment(must_match={"device": "H200"}, suspects={"torch": "2.13.0", **suspects}, machine="0123abcd")
 
 
-def test_nodes_must_be_alike_but_in_what_names_them() -> None:
+def test_nodes_must_match_in_packages_and_settings() -> None:
     here = environment(NCCL_SOCKET_IFNAME="eth0", kernel="6.1")
     like = dataclasses.replace(environment(NCCL_SOCKET_IFNAME="eth1", kernel="6.2"), machine="ba987654")
     assert cluster._unlike(here, like, devices=8) == ""
@@ -348,7 +348,7 @@ def test_nodes_must_be_alike_but_in_what_names_them() -> None:
     assert cluster._unlike(environment(commit="a1b2c3+dirty"), environment(commit="a1b2c3"), devices=8) == ""
 
 
-def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) -> None:
+def test_a_row_on_several_nodes_belongs_to_their_set_of_machines(tmp_path: Path) -> None:
     lead: Any = SimpleNamespace(devices=8, machines=["0123abcd", "ffffffff", "ba987654"], nodes=3)
     lead.nodes_for = lambda mesh: Leader.nodes_for(lead, mesh)
     several = cluster.Cluster(environment=environment(), import_path=(), root=tmp_path, lead=lead)
@@ -370,7 +370,7 @@ def test_rows_on_several_nodes_are_of_their_machines_together(tmp_path: Path) ->
         (None, 8, 8, []),
     ],
 )
-def test_records_compare_where_they_are_of_as_many_nodes(
+def test_records_compare_only_with_the_same_number_of_nodes(
     before: int | None, now: int | None, devices: int, differ: list[object]
 ) -> None:
     old, new = (
@@ -380,7 +380,7 @@ def test_records_compare_where_they_are_of_as_many_nodes(
     assert mismatches(old, new, devices=devices) == differ
 
 
-def test_a_disturbed_node_is_named() -> None:
+def test_a_cause_names_the_disturbed_node() -> None:
     traces = [trace(rank, node=rank // 2, host={"looking_s": 1e-8 * (1 + rank // 2)}) for rank in range(4)]
     now = reduce(traces, peak_tflops=None).conditions
     before = reduce([dataclasses.replace(one, host={"looking_s": 1e-8}) for one in traces], peak_tflops=None).conditions

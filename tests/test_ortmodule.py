@@ -1,4 +1,4 @@
-"""ORTModule trains as eager torch does or not at all, and only where its package is."""
+"""ORTModule trains as eager torch does, or it fails. It runs only where its package is installed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ in_its_environment = pytest.mark.skipif(
 )
 
 
-def test_another_package_of_onnx_runtime_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They own one folder, so that something called ``onnxruntime`` can be imported where any of them is."""
+def test_other_onnx_runtime_packages_do_not_count_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All these packages install into one folder, so ``import onnxruntime`` works with any of them."""
     monkeypatch.setattr("bench_tests.graphs._is_installed", lambda package: package != "onnxruntime-training")
 
     assert ORTMODULE.missing("cpu") == (
@@ -36,8 +36,8 @@ def test_another_package_of_onnx_runtime_is_not_taken_for_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("grid", "rows"), [("headline", []), ("full", ["ortmodule-32-dp2"])])
-def test_it_is_a_row_of_the_full_grid_in_full_precision(grid: str, rows: list[str]) -> None:
-    """Elsewhere the row is skipped: the run that is there by default need not show that."""
+def test_ortmodule_is_a_row_of_the_full_grid_only(grid: str, rows: list[str]) -> None:
+    """Without the package the row is skipped, and the default run need not show that."""
     command = [sys.executable, "-m", "pytest", "bench_tests", "--collect-only", "-q", "--hw", "cpu", "--grid", grid]
     done = subprocess.run([*command, "-k", "ortmodule"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     listed = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "::" in line]
@@ -45,8 +45,8 @@ def test_it_is_a_row_of_the_full_grid_in_full_precision(grid: str, rows: list[st
 
 
 @in_its_environment
-def test_bert_learns_in_ortmodule_as_it_does_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty steps in the session that the first one made; the model keeps its type, its parameters and their names."""
+def test_bert_has_the_same_losses_in_ortmodule_as_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All thirty steps use the first step's session. The model keeps its type, its parameters and their names."""
     import onnxruntime
 
     made: list[onnxruntime.InferenceSession] = []
@@ -68,14 +68,14 @@ def test_bert_learns_in_ortmodule_as_it_does_in_torch(monkeypatch: pytest.Monkey
     assert all(mine is own for mine, own in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == list(eager.state_dict())
     assert losses(model, batches) == pytest.approx(losses(eager, batches), abs=1e-5)
-    _, session = made  # the first is asked how it would use memory, and dropped
+    _, session = made  # ORTModule asks the first session for its memory use, and drops it
     options = session.get_session_options()
     assert options.intra_op_num_threads == torch.get_num_threads()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
 class Squares(nn.Module):
-    """A product and a softmax."""
+    """A matrix product and a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Squares(nn.Module):
 
 
 @in_its_environment
-def test_gradients_are_torchs() -> None:
+def test_gradients_equal_those_of_torch() -> None:
     model = Squares()
     eager = copy.deepcopy(model)
     ORTMODULE.compile(model)
@@ -107,7 +107,7 @@ class Unexportable(Squares):
 
 
 @in_its_environment
-def test_what_cannot_be_exported_is_an_error() -> None:
+def test_a_model_that_cannot_be_exported_raises() -> None:
     model = Unexportable()
     ORTMODULE.compile(model)
     assert os.environ["ORTMODULE_FALLBACK_POLICY"] == "FALLBACK_DISABLE"
@@ -117,8 +117,8 @@ def test_what_cannot_be_exported_is_an_error() -> None:
 
 
 @in_its_environment
-def test_had_it_fallen_back_the_first_loss_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    import bench_tests.graphs.ortmodule  # noqa: F401  # forbids it, which is undone here
+def test_the_first_loss_reveals_a_fallback_to_eager_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_tests.graphs.ortmodule  # noqa: F401  # forbids the fallback; the test allows it again
 
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
     model = Unexportable()
@@ -129,9 +129,7 @@ def test_had_it_fallen_back_the_first_loss_would_tell(monkeypatch: pytest.Monkey
 
 
 @in_its_environment
-def test_without_its_extension_the_command_that_builds_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extension_names_the_command_that_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench_tests.graphs.ortmodule_on_new_torch.EXTENSIONS", tmp_path)
 
     with pytest.raises(RuntimeError, match="not built here: python -m bench_tests"):

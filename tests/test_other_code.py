@@ -1,4 +1,4 @@
-"""A row knows the code that made its baseline: through the public door, in a project that asks for nothing."""
+"""A record names the code that made it, without any setting of the project. These tests run whole pytest sessions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_mine(bench, mesh, model):
 
 def test_plain(): ...
 """,
-    # What the fork server imports, every rank finds imported.
+    # Every rank starts with the modules that the fork server imported.
     "pytest.ini": "[pytest]\npythonpath = .\ntrainbench_preload = torch.utils.flop_counter zoo.first\n",
 }
 
 BASELINES: dict[str, str] = {}
-"""What one run stored, by path."""
+"""The files that one run stored, by path."""
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def touch(project: pytest.Pytester, path: str, old: str, new: str) -> None:
 
 
 ONE_MORE = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"
-"""A collective, so that a row is red whatever its time is."""
+"""One more collective, so that a row is red whatever its step time is."""
 
 
-def test_a_record_has_the_files_of_its_own_step_and_of_no_other(zoo: pytest.Pytester) -> None:
-    """Although every rank found ``zoo.first`` imported. Each digest is that of the file for the record's case."""
+def test_a_record_lists_only_the_files_that_its_step_uses(zoo: pytest.Pytester) -> None:
+    """This holds although every rank starts with ``zoo.first`` imported. Each digest is made for the record's case."""
     files = {record["label"]: record["code"] for record in (json.loads(path.read_text()) for path in stored(zoo))}
     own = {f"mine[{model}]": ["my_steps.py", "zoo/__init__.py", f"zoo/{model}.py"] for model in ("first", "second")}
     assert {label: list(code) for label, code in files.items()} == own
@@ -87,8 +87,8 @@ def test_a_record_has_the_files_of_its_own_step_and_of_no_other(zoo: pytest.Pyte
         assert code == digests(sources, frozenset({label[5:-1]}))
 
 
-def test_nothing_is_said_while_the_code_is_the_same(zoo: pytest.Pytester) -> None:
-    """Nor after prose was rewritten or a model was added; nothing is left to run, which is no failure."""
+def test_no_baseline_is_stale_while_the_code_is_the_same(zoo: pytest.Pytester) -> None:
+    """Changed comments and an added model make no row stale either. A ``--stale`` run without stale rows passes."""
     touch(zoo, "zoo/second.py", "import torch\n", '"""Another one."""\n\nimport torch  # again\n')
     touch(zoo, "zoo/__init__.py", "MODELS = {", 'MODELS = {"third": dict(builder="zoo.third:build"), ')
     listed = pytest_run(zoo, "--collect-only")
@@ -100,7 +100,7 @@ def test_nothing_is_said_while_the_code_is_the_same(zoo: pytest.Pytester) -> Non
     )
 
 
-def test_stale_selects_the_rows_whose_code_was_touched_and_no_others(zoo: pytest.Pytester) -> None:
+def test_stale_selects_only_the_rows_whose_code_changed(zoo: pytest.Pytester) -> None:
     touch(zoo, "zoo/second.py", "bias=True", "bias=False")
     listed = pytest_run(zoo, "--collect-only", "--stale", "-q")
     listed.stdout.fnmatch_lines(
@@ -119,7 +119,7 @@ def test_stale_selects_the_rows_whose_code_was_touched_and_no_others(zoo: pytest
     assert "other code" not in pytest_run(zoo, "--collect-only").stdout.str(), "it was measured anew"
 
 
-def test_a_baseline_that_does_not_say_which_code_made_it_is_run_too(zoo: pytest.Pytester) -> None:
+def test_stale_also_selects_baselines_that_do_not_name_their_code(zoo: pytest.Pytester) -> None:
     for path in stored(zoo):
         record = json.loads(path.read_text())
         if record["label"] == "mine[first]":
@@ -137,8 +137,8 @@ def test_a_baseline_that_does_not_say_which_code_made_it_is_run_too(zoo: pytest.
     )
 
 
-def test_a_row_with_the_name_of_a_stale_one_is_not_measured(zoo: pytest.Pytester) -> None:
-    """Rows are selected by name before any case is known."""
+def test_a_row_is_skipped_if_only_its_name_is_stale(zoo: pytest.Pytester) -> None:
+    """Rows are selected by name, before their cases are known."""
     touch(zoo, "zoo/second.py", "bias=True", "bias=False")
     touch(zoo, "test_it.py", "model=model", 'model="first"')
     result = pytest_run(zoo, "--stale", "-rs")
@@ -146,8 +146,8 @@ def test_a_row_with_the_name_of_a_stale_one_is_not_measured(zoo: pytest.Pytester
     result.stdout.fnmatch_lines([f"*{OF_THIS_CODE}"])
 
 
-def test_a_red_row_says_which_of_its_files_differ_where_the_commit_does_not(zoo: pytest.Pytester) -> None:
-    """The recorded environment is the same for two dirty trees of one commit."""
+def test_a_red_row_names_changed_files_when_the_commit_is_the_same(zoo: pytest.Pytester) -> None:
+    """Two dirty trees of one commit have the same recorded environment."""
     touch(zoo, "my_steps.py", "loss.backward()", ONE_MORE)
     report = ["--launches", "1", "--floor", "90%", "--report-md", "report.md"]
     result = pytest_run(zoo, "-k", "first", *report)
@@ -161,7 +161,7 @@ def test_a_red_row_says_which_of_its_files_differ_where_the_commit_does_not(zoo:
     pytest.LineMatcher((zoo.path / "report.md").read_text().splitlines()).fnmatch_lines(red)
 
 
-def test_a_row_that_passed_against_a_baseline_of_other_code_is_said_once(zoo: pytest.Pytester) -> None:
+def test_the_report_names_passed_rows_with_stale_baselines_once(zoo: pytest.Pytester) -> None:
     touch(zoo, "my_steps.py", "0.1 *", "0.11 *")
     result = pytest_run(zoo, "--launches", "1", "--floor", "90%", "-p", "no:benchmark")
     assert result.ret == 0, "staleness changes no outcome"
@@ -170,8 +170,8 @@ def test_a_row_that_passed_against_a_baseline_of_other_code_is_said_once(zoo: py
     )
 
 
-def test_a_case_that_runs_out_of_memory_knows_its_code_too(zoo: pytest.Pytester) -> None:
-    """Or it would be measured anew every time."""
+def test_a_record_of_an_oom_case_names_its_code(zoo: pytest.Pytester) -> None:
+    """Otherwise ``--stale`` would select it every time."""
     touch(zoo, "my_steps.py", "x, y =", "raise MemoryError\n    x, y =")
     assert pytest_run(zoo, "-k", "first", "--launches", "1", "--results", "out").ret == 1
     (path,) = (zoo.path / "out").glob("*.json")

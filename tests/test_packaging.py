@@ -34,7 +34,7 @@ each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path
 
 
 def load(path: Path) -> dict[str, Any]:
-    # BaseLoader keeps the key `on` a word; YAML 1.1 makes it true.
+    # BaseLoader keeps the key `on` as text. YAML 1.1 makes it true.
     workflow = yaml.load(path.read_text(), Loader=yaml.BaseLoader)
     assert isinstance(workflow, dict)
     return workflow
@@ -47,7 +47,7 @@ def steps(workflow: dict[str, Any], action: str = "") -> Iterator[dict[str, Any]
 
 
 def pins(name: str, python: str) -> dict[str, str]:
-    """Versions by package for one version of Python, of a file and of those that it includes."""
+    """Versions by package, pinned for one version of Python in a file and in the files that it includes."""
     pinned: dict[str, str] = {}
     for line in (ROOT / name).read_text().splitlines():
         text = line.partition("#")[0].strip()
@@ -66,12 +66,13 @@ def pins(name: str, python: str) -> dict[str, str]:
 
 
 def stored_versions() -> dict[str, str]:
-    """What most of the rows stored on GPUs were measured with: versions by package, and that of Python.
+    """The versions by package, and of Python, that most rows stored on GPUs were measured with.
 
-    Most, and not the newest: while rows are saved anew in another environment, the nightly stays in that of the others.
+    The majority decides, not the newest row. While rows are saved again in another environment, the nightly stays in
+    the environment of the other rows.
     """
     records = [json.loads(path.read_text()) for path in (ROOT / "baselines").rglob("*.json")]
-    records.sort(key=lambda record: str(record["created"]), reverse=True)  # where two are as many, the newer counts
+    records.sort(key=lambda record: str(record["created"]), reverse=True)  # in a tie the newer counts
     facts = [record["environment"]["suspects"] for record in records]
     names = {"torch", "python", *DISTRIBUTIONS} - {"pytest-trainbench"}
     counts = {name: Counter(one[name] for one in facts if "cuda" in one and name in one) for name in names}
@@ -104,7 +105,7 @@ def test_no_self_hosted_runner_is_reachable_from_a_pull_request(path: Path) -> N
 
 
 @each_workflow
-def test_permissions_are_least(path: Path) -> None:
+def test_workflows_have_only_the_permissions_they_need(path: Path) -> None:
     workflow = load(path)
     assert workflow["permissions"] == {"contents": "read"}
     raised = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
@@ -120,20 +121,20 @@ def test_a_checkout_leaves_no_token_behind(path: Path) -> None:
 
 
 @each_workflow
-def test_artifacts_are_always_kept(path: Path) -> None:
+def test_artifacts_are_uploaded_even_after_a_failure(path: Path) -> None:
     uploads = list(steps(load(path), "actions/upload-artifact@"))
     assert uploads
     assert {step.get("if") for step in uploads} == {"always()"}
 
 
 @each_workflow
-def test_no_expression_is_pasted_into_a_script(path: Path) -> None:
-    # A value pasted into a script is run as a part of it; through `env:` it stays a value.
+def test_no_script_contains_a_workflow_expression(path: Path) -> None:
+    # A shell runs a pasted value as code. Through `env:` it stays a value.
     assert [step["run"] for step in steps(load(path)) if "${{" in step.get("run", "")] == []
 
 
 @each_workflow
-def test_every_job_ends(path: Path) -> None:
+def test_every_job_has_a_timeout(path: Path) -> None:
     assert all(int(job["timeout-minutes"]) > 0 for job in load(path)["jobs"].values())
 
 
@@ -150,7 +151,7 @@ def test_constraints_pin_each_dependency_once_within_its_range(name: str, python
 
 
 def test_the_nightly_runs_in_the_environment_of_the_stored_rows() -> None:
-    """Or it would be red for what nobody changed."""
+    """Otherwise the nightly would be red although nobody changed the code."""
     pinned, stored = pins("constraints-gpu.txt", GPU_PYTHON), stored_versions()
     stored_python = stored.pop("python")
     differ = [
@@ -164,7 +165,7 @@ def test_the_nightly_runs_in_the_environment_of_the_stored_rows() -> None:
 
 
 @pytest.mark.parametrize("workflow", ["nightly", "baselines"])
-def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str) -> None:
+def test_gpu_workflows_use_the_pinned_packages_and_python(workflow: str) -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     gpu = tox["testenv:bench-gpu"]
@@ -175,8 +176,8 @@ def test_what_runs_on_gpus_has_their_constraints_and_their_python(workflow: str)
     assert "run -e bench-gpu --" in run
 
 
-def test_saved_baselines_bring_the_pages_that_show_them() -> None:
-    """Or every honest update would leave the pages behind."""
+def test_the_baselines_workflow_also_updates_the_generated_pages() -> None:
+    """Otherwise each update of the baselines would leave the pages stale."""
     workflow = load(ROOT / ".github" / "workflows" / "baselines.yml")
     names = [step.get("name", step.get("uses")) for step in steps(workflow)]
     assert names.index("Save the baseline") < names.index("Write the pages that show stored rows")
@@ -193,7 +194,7 @@ def test_the_site_is_built_with_every_change(path: str) -> None:
     assert "run -e lint,types,docs\n" in (ROOT / path).read_text()
 
 
-def test_the_ci_script_and_the_workflows_use_one_tox() -> None:
+def test_the_ci_script_and_the_workflows_use_one_version_of_tox() -> None:
     paths = [ROOT / ".ci" / "run", *WORKFLOWS]
     pinned = re.compile(r'(?:tox==|TOX_VERSION: ")(\d[\d.]*)')
     assert len({version for path in paths for version in pinned.findall(path.read_text())}) == 1
@@ -204,7 +205,7 @@ def test_pytest_finds_the_plugin_once_installed() -> None:
     assert plugin.value == "pytest_trainbench.plugin"
 
 
-def test_the_package_says_that_it_is_typed_and_under_which_licence() -> None:
+def test_the_package_declares_its_types_and_its_licence() -> None:
     assert (ROOT / "plugin" / "pytest_trainbench" / "py.typed").is_file()
     assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["pytest_trainbench"]
     assert PYPROJECT["project"]["license"] == "Apache-2.0"

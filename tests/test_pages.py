@@ -1,4 +1,4 @@
-"""Pages are generated from the code and from stored rows: the generator is held here, and never what is stored."""
+"""Pages are generated from the code and from stored rows. These tests check the generator, not the stored figures."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ ROWS = [
     row("scaling[weak-bert-dp2]", "dp2", 100.0, params={"x": 2}, loss_deviation=0.0123),
     row("trainer_eval[bf16-dp2]", "dp2", 100.0, params={"x": 3}, kernels=7.0),
 ]
-"""A small set of rows; each block has something to show of it."""
+"""A small set of rows, with something for each block to show."""
 
 
 def cells(table: str) -> list[list[str]]:
-    """Of a Markdown table, without its head."""
+    """The cells of a Markdown table, without its head."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
@@ -88,13 +88,13 @@ def made_from_code() -> dict[str, str]:
     return reference.blocks()
 
 
-def test_every_block_on_a_page_is_known_and_every_known_block_is_on_a_page(made_from_code: dict[str, str]) -> None:
+def test_pages_use_exactly_the_blocks_that_can_be_generated(made_from_code: dict[str, str]) -> None:
     used = {name for text in PAGES.values() for name in names(text)}
     assert used == {*made_from_code, *stored.BLOCKS}
 
 
-def test_the_reference_is_that_of_the_code(made_from_code: dict[str, str]) -> None:
-    """It depends on no stored row."""
+def test_the_reference_pages_match_the_code(made_from_code: dict[str, str]) -> None:
+    """The reference depends on no stored row."""
     for page, text in PAGES.items():
         shown = {name: content for name, content in made_from_code.items() if name in names(text)}
         whole = {name: f"<!-- generated: {name} -->\n\n{content}\n\n<!-- end -->" for name, content in shown.items()}
@@ -108,13 +108,13 @@ def test_every_outcome_and_every_option_is_explained() -> None:
     assert len(cells(reference.options(OPTIONS))) == len(OPTIONS)
 
 
-def test_a_cell_keeps_a_bar() -> None:
+def test_a_vertical_bar_in_a_cell_is_escaped() -> None:
     assert (
         reference.table([{"a": "x|y", "b": "12 %"}]) == "| a        |    b |\n|:---------|-----:|\n| x&#124;y | 12 % |"
     )
 
 
-def test_every_block_shows_the_rows_that_it_is_of() -> None:
+def test_each_block_shows_its_own_rows() -> None:
     made = stored.blocks(ROWS)
     shown, measured_on = made["sharding-table"].split("\n\n")
     assert [row[0] for row in cells(shown)] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
@@ -129,12 +129,12 @@ def test_every_block_shows_the_rows_that_it_is_of() -> None:
     assert made["unequal-kernels"] == stored.NOTHING, "its launches agree"
 
 
-def test_launches_with_unequal_kernels_are_named() -> None:
+def test_rows_with_unequal_kernel_counts_are_named() -> None:
     launches = [launch(100.0, kernels=count) for count in (7.0, 8.0)]
     assert cells(stored.unequal_kernels([record(*launches, label="x[dp2]")])) == [["`x[dp2]`", "7 to 8"]]
 
 
-def test_what_has_no_row_says_so() -> None:
+def test_a_block_without_rows_says_so() -> None:
     assert set(stored.blocks([]).values()) == {stored.NOTHING}
 
 
@@ -144,8 +144,8 @@ def test_every_kind_of_hardware_with_baselines_has_a_page(monkeypatch: pytest.Mo
     assert set(stored.with_page()) == {"h200", "a100-sxm-40gb", "a100-sxm-80gb"}
 
 
-def test_what_is_stored_fills_the_pages() -> None:
-    """Whatever its figures are."""
+def test_stored_rows_fill_every_block() -> None:
+    """This holds for any stored figures."""
     assert all(stored.blocks(stored.records()).values())
 
 
@@ -163,7 +163,7 @@ def test_an_axis_has_round_steps(most: float, step: float) -> None:
     assert pictures.nice(most) == step
 
 
-def test_the_flow_is_drawn_from_its_steps() -> None:
+def test_the_stored_flow_picture_matches_its_steps() -> None:
     assert all(f">{title}</text>" in pictures.flow() for title, _ in pictures.FLOW)
     assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == pictures.flow(), (
         "it is stale: python -m bench_tests.pages"
@@ -179,11 +179,11 @@ def test_the_flow_is_drawn_from_its_steps() -> None:
         ("<style>@font-face { src: url('https://cdn.org/a.woff') }</style>", ["https://cdn.org/a.woff"]),
     ],
 )
-def test_what_a_page_loads_from_another_host_is_found(html: str, found: list[str]) -> None:
+def test_resources_from_other_hosts_are_found(html: str, found: list[str]) -> None:
     assert site.foreign(html) == found
 
 
-def test_every_file_of_this_repository_that_a_page_names_is_here() -> None:
+def test_every_repository_file_that_a_page_names_exists() -> None:
     named = re.compile(r"`((?:plugin|bench_tests|benchmarks|tests|pages|docs)/[\w/.-]*\w/?)(?:::\w+)?`")
     texts = {**PAGES, **{ROOT / name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "CHANGELOG.md")}}
     gone = [
@@ -192,6 +192,6 @@ def test_every_file_of_this_repository_that_a_page_names_is_here() -> None:
     assert gone == []
 
 
-def test_links_are_those_of_the_site() -> None:
+def test_links_are_rewritten_for_the_site() -> None:
     text = "[a](docs/a.md#x) [b](../CONTRIBUTING.md#y) [c](CHANGELOG.md) [d](../README.md) ![e](docs/e.svg)"
     assert site.linked(text) == "[a](a.md#x) [b](CONTRIBUTING.md#y) [c](CHANGELOG.md) [d](index.md) ![e](e.svg)"

@@ -27,11 +27,11 @@ from pytest_trainbench.schema.record import Launch
 WORK: dict[str, Any] = {"model": "gpt-tiny", "sequence": 16, "global_batch": 4, "micro_batch": 1, "precision": "fp32"}
 BUILDER = "bench_tests.steps.parallel:parallel_step"
 
-STEPS = {"warmup": 4, "steps": 2}  # seven in all: on two cores one of four ranks of DTensors takes half a second
+STEPS = {"warmup": 4, "steps": 2}  # seven in all; on two cores a DTensor step of four ranks takes half a second
 
 
 def train(folder: Path, *, builder: str = BUILDER, **case: Any) -> Launch:
-    # Megatron-Core keeps its groups to itself, and on a CPU it replaces methods of every tensor.
+    # Megatron-Core keeps its own process groups, and on a CPU it replaces methods of every tensor.
     apart = "megatron" if case["engine"] == "megatron" else ""
     return launched(ranks.train(folder, builder, apart=apart, **{**WORK, **STEPS, **case}))
 
@@ -75,15 +75,15 @@ def test_in_fp32_every_split_has_the_unsharded_models_losses(
 ) -> None:
     one = train(tmp_path / "job", **split(engine, schedule, mesh))
     assert (one.outcome, one.reason) == ("ok", None)
-    # A recording, and what comes before it, is never timed.
+    # Neither the recording nor the steps before it are timed.
     assert len(one.losses) == (10 if ENGINES[engine].recorded else 7)
     assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=1e-4) is None
     assert one.metrics["flops_per_step"] == references["reference fp32"].metrics["flops_per_step"]
     if schedule in ("gpipe", "1f1b"):
         shape = MeshShape.parse(mesh)
         tp = shape.axes.get("tp", 1)
-        # Activations forth and gradients back over each border between stages: 16 tokens of 128 floats a micro-batch,
-        # of which each rank has its part where tokens are split.
+        # Activations go forward and gradients go back over each border between stages. A micro-batch has 16 tokens of
+        # 128 floats. If tokens are split, each rank sends its part.
         sent = 2 * (shape.axes["pp"] - 1) * WORK["global_batch"] * tp
         size = 16 * 128 * 4 // (tp if engine == "torch-sp" else 1)
         assert one.collectives["send"] == {"calls": sent, "bytes": sent * size}
@@ -94,8 +94,8 @@ ROUNDED = [
     *(row for row in rows("tp2", "dp2-pp2", schedules=[None, "1f1b"]) if not ENGINES[str(row.values[0])].recorded),
     *(row for row in rows("dp2-tp2") if row.values[0] == "torch-sp-recorded"),
 ]
-"""Rows that show each engine's rounding within a layer and between replicas. One recording is enough, because others
-compute the same."""
+"""Rows that show each engine's rounding within a layer and between replicas. One recording is enough: the
+others compute the same."""
 
 
 @pytest.mark.parametrize(("engine", "schedule", "mesh"), ROUNDED)
@@ -118,8 +118,8 @@ def test_in_fp16_every_engine_stays_within_the_suites_tolerance(
     assert loss_fault(one.losses, truth.losses, tolerance(engine).allowed) is None
 
 
-def test_only_the_ends_of_a_pipeline_are_joined() -> None:
-    """Two pipelines of four ranks: those in between hold neither the embedding nor the head."""
+def test_only_the_ends_of_a_pipeline_share_a_group() -> None:
+    """In two pipelines of four ranks, the inner ranks hold neither the embedding nor the head."""
     joined = []
     for rank in range(8):
         with pretended("pp4-dp2", rank=rank) as mesh:
@@ -136,7 +136,7 @@ def test_embedding_and_head_that_drift_apart_are_caught(references: dict[str, La
     assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
-def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
+def test_attention_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
     """Tensor-parallel ranks cut query, key and value as if the three were one block of columns."""
     one = train_wrong(tmp_path / "job", "tensor_parallel_with_mixed_heads", mesh="tp2", micro_batch=2)
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"
@@ -144,7 +144,7 @@ def test_heads_in_the_wrong_order_are_caught(references: dict[str, Launch], tmp_
     assert "it trains wrong" in str(loss_fault(one.losses, truth.losses, tolerance("torch").allowed))
 
 
-def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp_path: Path) -> None:
+def test_pipeline_replicas_without_gradient_sums_are_caught(tmp_path: Path) -> None:
     one = train_wrong(tmp_path / "job", "pipeline_without_gradient_sums", mesh="dp2-pp2", schedule="1f1b")
     assert one.outcome == "invalid"
     assert str(one.reason).startswith("data-parallel replicas differ: ranks 0 and 1")
@@ -169,7 +169,7 @@ def test_replicas_of_a_pipeline_that_do_not_share_their_gradients_are_caught(tmp
         ),
     ],
 )
-def test_what_cannot_be_split_is_refused_in_a_sentence(case: dict[str, Any], sentence: str) -> None:
+def test_an_impossible_split_is_refused_in_one_sentence(case: dict[str, Any], sentence: str) -> None:
     if reason := ENGINES[str(case["engine"])].missing("cpu", "fp32") if case["engine"] in ENGINES else None:
         pytest.skip(reason)
     params = {**WORK, **case}
@@ -203,7 +203,7 @@ def test_every_rank_gets_its_stages() -> None:
         ("interleaved", 4, 4, 3 / 11),
         ("interleaved-zb", 2, 4, 1 / 25),
         ("zbv", 2, 3, 0.0),
-        ("zbv", 2, 2, None),  # too few to fill it
+        ("zbv", 2, 2, None),  # too few micro-batches to fill the pipeline
     ],
 )
 def test_the_ideal_bubble_matches_the_papers(
@@ -282,5 +282,5 @@ def test_the_table_shows_medians_beside_published_figures() -> None:
     ]
 
 
-def test_no_table_without_a_row() -> None:
+def test_there_is_no_table_without_rows() -> None:
     assert parallel_3d([record()]) is None

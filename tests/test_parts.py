@@ -1,4 +1,4 @@
-"""Where a step's time goes, from the events that the profiler writes."""
+"""How a step's time is divided, from the events of the profiler."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_trainbench.rank.breakdown import Parts, covered
 def event(
     start_us: float, length_us: float, name: str = "gemm", category: str = "kernel", device: int = 0
 ) -> dict[str, Any]:
-    """As kineto writes them: https://github.com/pytorch/kineto, output_json.cpp."""
+    """An event as kineto writes it: https://github.com/pytorch/kineto, output_json.cpp."""
     where = {"pid": device, "tid": 7, "args": {"device": device, "stream": 7}}
     return {"ph": "X", "cat": category, "name": name, "ts": start_us, "dur": length_us, **where}
 
 
-def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> None:
-    """Two steps of 10 ms: kernels for 6 and a copy for 1, a collective of 4 of which 1 is under a kernel, 1 idle."""
+def test_step_time_is_divided_into_compute_and_exposed_communication() -> None:
+    """Two steps of 10 ms have 6 ms of kernels, 1 ms of copies, and a collective of 4 ms with 1 ms under a kernel."""
     step = [
         event(0, 2000),
         event(1000, 3000, "fused"),  # at the same time on another stream
@@ -37,8 +37,8 @@ def test_time_is_divided_between_work_and_communication_that_nothing_hides() -> 
     )
 
 
-def test_of_several_devices_the_one_that_computes_most_says_how_long() -> None:
-    """``nn.DataParallel``: two devices that work at the same time are not one that works without a pause."""
+def test_the_busiest_of_several_devices_gives_the_compute_time() -> None:
+    """With ``nn.DataParallel``, two devices work at the same time. They are not one device that never pauses."""
     second = [event(5000, 4000, device=1), event(9000, 3000, "ncclDevKernel_Broadcast", device=1)]
     third = [event(9000, 500, device=2), event(9600, 1, "Memset (Device)", "gpu_memset", device=2)]
     first = [event(0, 3000), event(3000, 3000), event(6000, 1000, "ncclDevKernel_Broadcast")]
@@ -48,7 +48,7 @@ def test_of_several_devices_the_one_that_computes_most_says_how_long() -> None:
     )
 
 
-def test_where_the_device_did_nothing_there_is_nothing_to_say() -> None:
+def test_a_trace_without_device_work_has_no_parts() -> None:
     assert breakdown.parts([event(0, 10, "aten::mm", "cpu_op")], steps=1, host_ms=1.0) is None
 
 
@@ -56,11 +56,11 @@ def test_where_the_device_did_nothing_there_is_nothing_to_say() -> None:
     ("intervals", "length"),
     [([], 0), ([(0, 1), (5, 6)], 2), ([(0, 10), (2, 3)], 10), ([(3, 5), (0, 4)], 5), ([(0, 1), (1, 2)], 2)],
 )
-def test_time_that_is_covered_twice_counts_once(intervals: list[tuple[float, float]], length: float) -> None:
+def test_overlapping_intervals_count_once(intervals: list[tuple[float, float]], length: float) -> None:
     assert covered(intervals) == length
 
 
-def test_on_a_cpu_no_step_is_spent_on_it() -> None:
+def test_no_step_is_profiled_on_a_cpu() -> None:
     def never() -> None:
         raise AssertionError("run")
 
@@ -68,10 +68,10 @@ def test_on_a_cpu_no_step_is_spent_on_it() -> None:
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.0, 4), (0.04, 4), (0.25, 4), (0.4, 2), (1.27, 1), (60.0, 1)])
-def test_long_steps_are_looked_at_fewer_times(step_s: float, steps: int) -> None:
+def test_long_steps_are_profiled_fewer_times(step_s: float, steps: int) -> None:
     assert breakdown.looks(step_s, most=4, period=1) == steps
 
 
 @pytest.mark.parametrize(("step_s", "period", "steps"), [(0.04, 4, 4), (1.27, 4, 4), (0.04, 3, 6), (0.3, 2, 4)])
-def test_whole_periods_of_the_work_are_looked_at(step_s: float, period: int, steps: int) -> None:
+def test_whole_periods_of_the_work_are_profiled(step_s: float, period: int, steps: int) -> None:
     assert breakdown.looks(step_s, most=4, period=period) == steps

@@ -1,4 +1,4 @@
-"""Pictures show what was measured, on a page that needs nothing else."""
+"""Pictures show the measurements, on a self-contained page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ACCELERATED = [
 SCALED = [scaled("dp1", 4.0, 3.0, 2.0), scaled("dp2", 4.0, 2.5, 1.5)]
 
 
-def test_a_dot_for_each_model_method_and_number_of_devices() -> None:
+def test_each_model_method_and_number_of_devices_has_a_dot() -> None:
     figure = pictures.acceleration(ACCELERATED)
     assert figure is not None
     drawn = {
@@ -58,7 +58,7 @@ def test_a_dot_for_each_model_method_and_number_of_devices() -> None:
     assert len({trace.marker.color for trace in figure.data}) == 2
 
 
-def test_losses_are_drawn_over_the_samples_that_were_trained_on_before() -> None:
+def test_losses_are_drawn_over_the_samples_trained_on_before() -> None:
     figure = pictures.losses(SCALED)
     assert figure is not None
     assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data] == [
@@ -67,7 +67,7 @@ def test_losses_are_drawn_over_the_samples_that_were_trained_on_before() -> None
     ]
 
 
-def test_numbers_of_devices_are_in_order_whichever_series_has_them() -> None:
+def test_the_key_lists_numbers_of_devices_in_order() -> None:
     figure = pictures.losses([scaled("dp1", 4.0), scaled("dp4", 4.0), scaled("dp2", 4.0, micro_batches=1)])
     assert figure is not None
     assert [trace.name for trace in figure.data if trace.showlegend] == ["1", "2", "4"]
@@ -87,7 +87,7 @@ def test_the_page_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "<script src=" not in page and "<link" not in page
 
 
-def test_where_there_is_nothing_to_draw_it_says_what_is_needed(tmp_path: Path) -> None:
+def test_without_enough_records_the_command_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"is neither a folder with records nor hardware with baselines"):
         pictures.main(str(tmp_path))
     (tmp_path / "one.json").write_text(dump(ACCELERATED[0].to_json()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Slowdowns that benchmarks/planted plants do what they say, and are looked for in rows that it runs."""
+"""The slowdowns of benchmarks/planted do what their names say. Each one has rows in which it should be found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loss(torch.Tensor):
 
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch) -> DeviceMesh:
-    """Stands for a mesh; the step builder is one that needs none."""
+    """A stand-in for a mesh. The step builder needs no mesh."""
 
     def build(mesh: DeviceMesh, **params: Any) -> Step:
         return Step(run=lambda: torch.zeros(()).as_subclass(Loss), samples=1, parameters=list)
@@ -40,7 +40,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> DeviceMesh:
     return cast(DeviceMesh, None)
 
 
-def test_every_fault_has_a_row_to_make_red() -> None:
+def test_every_fault_names_rows_that_it_should_make_red() -> None:
     assert set(page.HIT) == set(faults.FAULTS) and all(page.HIT.values())
 
 
@@ -51,7 +51,7 @@ def test_a_synchronised_step_reads_its_loss(mesh: DeviceMesh, monkeypatch: pytes
     assert Loss.read == 1
 
 
-def test_full_precision_takes_back_what_the_builder_set(mesh: DeviceMesh) -> None:
+def test_full_precision_overrides_the_precision_of_the_builder(mesh: DeviceMesh) -> None:
     torch.set_float32_matmul_precision("high")
     try:
         faults.full_precision()
@@ -67,7 +67,7 @@ def test_small_buckets_reach_the_row_of_ddp(monkeypatch: pytest.MonkeyPatch) -> 
     assert STRATEGIES["ddp"].options["bucket_cap_mb"] == 1
 
 
-def test_eager_attention_leaves_the_plain_kernel_alone() -> None:
+def test_eager_attention_leaves_only_the_plain_kernel() -> None:
     switches = ("flash", "mem_efficient", "cudnn")
     try:
         faults.eager_attention()
@@ -94,7 +94,7 @@ def test_recomputed_blocks_run_twice_and_learn_the_same(monkeypatch: pytest.Monk
         assert dense.weight.grad is not None
         return calls, dense.weight.grad
 
-    monkeypatch.setattr(Model, "build", Model.build)  # so that it is put back
+    monkeypatch.setattr(Model, "build", Model.build)  # so that monkeypatch restores it
     once, right = train()
     faults.recomputed()
     twice, same = train()
@@ -102,7 +102,7 @@ def test_recomputed_blocks_run_twice_and_learn_the_same(monkeypatch: pytest.Monk
     torch.testing.assert_close(same, right)
 
 
-def test_outcomes_are_read_from_pytests_own_report(tmp_path: Path) -> None:
+def test_outcomes_are_read_from_pytests_junit_file(tmp_path: Path) -> None:
     junit = tmp_path / "junit.xml"
     junit.write_text(
         '<testsuites><testsuite><testcase name="test_layer[a]"><properties>'
@@ -113,7 +113,7 @@ def test_outcomes_are_read_from_pytests_own_report(tmp_path: Path) -> None:
     assert runs.outcomes(junit) == {"layer[a]": ("regression", "regression: layer[a]: step time: +9 %")}
 
 
-def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
+def test_measured_runs_are_stored_and_printed(tmp_path: Path) -> None:
     def ran(kind: str, outcome: str, step_ms: float | None, said: str = "") -> runs.PlantedRun:
         row = runs.PlantedRow(outcome=outcome, step_ms=step_ms, launches=3, said=said)
         rows = {"mixed_precision[tf32-dp1]": row}
@@ -141,7 +141,7 @@ def test_what_was_measured_is_kept_and_printed(tmp_path: Path) -> None:
         runs.read(path)
 
 
-def test_the_page_is_of_the_runs_that_are_stored() -> None:
+def test_the_page_matches_the_stored_runs() -> None:
     stored = [runs.read(path) for path in sorted((ROOT / "benchmarks" / "planted" / "runs").glob("*.jsonl"))]
     assert stored, "benchmarks/planted/runs/*.jsonl are not in this checkout"
     assert (ROOT / "docs" / "planted.md").read_text(encoding="utf-8") == "\n\n".join(page.page(stored)) + "\n", (

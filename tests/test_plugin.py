@@ -1,4 +1,4 @@
-"""The whole path through the public door: a project in a temporary folder, real ranks, pytest's own outcome."""
+"""Whole pytest sessions on a project in a temporary folder, with real ranks or with ``replayed.py`` in their place."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytest_trainbench.plugin import HAS_BASELINE, _all_skipped
 from pytest_trainbench.report.rows import Row
 
 ANY_TIME = "--floor", "90%"
-"""For tests of other things than times: one worker's step of 8 ms took 12 while the other worker's tests were busy."""
+"""For tests that check no times. A step of 8 ms took 12 ms while the tests of another worker were busy."""
 
 
-def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> None:
+def test_a_users_step_is_saved_and_then_compared(project: pytest.Pytester) -> None:
     assert pytest_run(project, "--save-baseline").ret == 0
     (path,) = stored(project)
     table = pytest_trainbench.load(path)
@@ -40,15 +40,15 @@ def test_a_step_of_ones_own_is_saved_then_compared(project: pytest.Pytester) -> 
         [
             "trainbench: *1 baseline in baselines/cpu-*; launches of each case: 3",
             "*mine*≥*",
-            # They take longer to import than a session that needs neither takes to judge and to report.
+            # Importing them takes longer than a session without them takes to judge and report.
             "heavy: []",
         ]
     )
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
 
 
-def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
-    """So sure that this test's own machine is never red; nothing is found then either, and that is said."""
+def test_calibrate_reports_the_slowdowns_that_this_machine_detects(project: pytest.Pytester) -> None:
+    """The error budget is so small that no row is red. Planted slowdowns are then missed, and the report says so."""
     result = replay(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
@@ -64,7 +64,7 @@ def test_what_this_machine_can_see_is_tried(project: pytest.Pytester) -> None:
     assert not stored(project)
 
 
-def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> None:
+def test_the_report_shows_what_a_task_costs_on_request(project: pytest.Pytester) -> None:
     result = replay(project, "--launches", "1", "--task-samples", "1000000", "--price", "2.5usd")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
@@ -76,9 +76,9 @@ def test_what_a_task_costs_is_shown_when_asked_for(project: pytest.Pytester) -> 
     )
 
 
-def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project: pytest.Pytester) -> None:
+def test_a_slower_step_fails_its_test_and_the_report_explains_it(project: pytest.Pytester) -> None:
     pytest_run(project, "--save-baseline", "--launches", "3", "--history", "kept")
-    # So much that a host of half the speed, where other tests run, does not account for it.
+    # Other tests may halve the speed of the host. The slowdown is larger than that explains.
     project.makepyfile(my_steps=STEP.format(slow=" * 12"))
     result = pytest_run(project, "--junit-xml", "junit.xml", "--history", "kept")
     assert result.ret == 1
@@ -104,10 +104,10 @@ def test_a_slower_step_fails_its_test_says_by_how_much_and_how_to_accept(project
     again.stdout.fnmatch_lines(["*rerun previous 1 failure*", "  since     20*-*-* UTC, 2 runs in a row; green at 20*"])
 
 
-def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(
+def test_the_accept_command_leaves_out_the_options_of_a_nightly_job(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would store three launches, where a baseline has five, and write to a runner's folders."""
+    """Otherwise it would store three launches instead of five, and write to the folders of a CI runner."""
     nightly = ["--launches", "1", "--run-timeout=500", "--confirm=0", "--night-error", "1%"]
     files = ["--results", "out", "--report-md", "summary.md", "--junit-xml=junit.xml"]
     monkeypatch.setenv("CI", "true")
@@ -119,7 +119,7 @@ def test_what_a_nightly_job_asks_for_is_no_part_of_the_command_that_accepts(
     )
 
 
-def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_values(
+def test_the_accept_command_keeps_the_options_of_a_conftest(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.makeconftest("def pytest_addoption(parser):\n    parser.addoption('--size', default='s')")
@@ -129,10 +129,10 @@ def test_the_command_that_accepts_has_the_options_of_a_conftest_with_their_value
     result.stdout.fnmatch_lines(["  accept    python -m pytest ../test_it.py::test_mine *--size large --save-baseline"])
 
 
-def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
+def test_the_accept_command_keeps_an_option_value_that_is_also_a_path(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``pytest bench -k bench``: without its value ``-k`` is an error."""
+    """In ``pytest bench -k bench``, ``-k`` without its value is an error."""
     monkeypatch.setenv("CI", "true")
     project.mkdir("mine")
     (project.path / "test_it.py").rename(project.path / "mine" / "test_it.py")
@@ -140,8 +140,8 @@ def test_the_command_that_accepts_keeps_a_value_that_is_also_a_path(
     result.stdout.fnmatch_lines(["  accept    python -m pytest mine/test_it.py::test_mine *-k mine --save-baseline"])
 
 
-def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -> None:
-    """Else its reports look complete: of a job that was cancelled nobody reads the end of the log."""
+def test_an_interrupted_run_reports_the_cases_without_a_result(project: pytest.Pytester) -> None:
+    """Otherwise its reports look complete, because nobody reads the log of a cancelled job to the end."""
     project.makepyfile(
         test_cut="""
         import signal
@@ -168,8 +168,8 @@ def test_a_run_that_is_cut_off_says_what_it_left_out(project: pytest.Pytester) -
     assert (project.path / "second.md").read_text().startswith(f"## Training benchmark: {said}\n")
 
 
-def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
-    """Eight floats more on each of two ranks, which the time of a step does not show."""
+def test_one_more_collective_is_red_and_named(saved: pytest.Pytester) -> None:
+    """Each of two ranks reduces eight more floats. The step time does not show that."""
     more = "loss.backward(); torch.distributed.all_reduce(torch.ones(8))"
     saved.makepyfile(my_steps=STEP.format(slow="").replace("loss.backward()", more))
     result = pytest_run(saved, "--launches", "1", *ANY_TIME)
@@ -183,7 +183,7 @@ def test_one_collective_more_is_red_and_named(saved: pytest.Pytester) -> None:
     )
 
 
-def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> None:
+def test_a_skip_for_too_few_devices_states_both_numbers(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
         import pytest
@@ -198,7 +198,7 @@ def test_too_few_devices_skips_with_both_numbers(project: pytest.Pytester) -> No
     result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
 
 
-def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_none(project: pytest.Pytester) -> None:
+def test_the_report_shows_every_skipped_case_and_no_plain_test(project: pytest.Pytester) -> None:
     project.makepyfile(
         test_it="""
         import pytest
@@ -232,8 +232,8 @@ def test_a_case_is_a_row_of_the_report_whatever_skips_it_and_a_plain_test_is_non
     result.stdout.no_fnmatch_line("*no case*")
 
 
-def test_a_case_that_fails_before_it_is_measured_is_a_row_of_the_report_too(project: pytest.Pytester) -> None:
-    """Or the summary of a red night would be green."""
+def test_the_report_shows_cases_that_fail_before_their_measurement(project: pytest.Pytester) -> None:
+    """Otherwise the summary of a red night would be green."""
     project.makepyfile(
         test_it="""
         import pytest
@@ -270,7 +270,7 @@ def test_a_case_that_fails_before_it_is_measured_is_a_row_of_the_report_too(proj
 
 
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
-def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str) -> None:
+def test_a_malformed_mesh_marker_is_refused(project: pytest.Pytester, mark: str) -> None:
     project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")
     result = replay(project)
     assert result.ret == 1
@@ -284,16 +284,16 @@ def test_a_mesh_marker_that_is_none_is_refused(project: pytest.Pytester, mark: s
         ('"speed", floor=0.1', "*'speed' has no floor or tolerance to set: type one of step_ms, *"),
     ],
 )
-def test_a_gate_marker_that_is_none_is_refused(project: pytest.Pytester, mark: str, said: str) -> None:
+def test_a_malformed_gate_marker_is_refused(project: pytest.Pytester, mark: str, said: str) -> None:
     project.makepyfile(test_it=TEST.replace("def test", f"import pytest\n@pytest.mark.gate({mark})\ndef test"))
     result = replay(project)
     assert result.ret == 1
     result.stdout.fnmatch_lines([said])
-    assert result.stdout.str().count("launch") < 2  # nothing was started for it
+    assert result.stdout.str().count("launch") < 2  # no launch was started
 
 
-def test_a_test_has_limits_of_its_own(replayed: pytest.Pytester) -> None:
-    """Three times as slow, and said; the nearer of two markers holds."""
+def test_a_gate_marker_sets_the_limits_of_a_test(replayed: pytest.Pytester) -> None:
+    """The step takes four times as long, and the ok row shows it. Of two markers the nearer one counts."""
     replayed.makepyfile(
         test_it="import pytest\n"
         + TEST.replace("def test", '@pytest.mark.gate("step_ms", floor=9, tolerance=99)\ndef test')
@@ -304,7 +304,7 @@ def test_a_test_has_limits_of_its_own(replayed: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["mine *−* ok"])
 
 
-def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:
+def test_missing_hardware_ends_with_code_4_and_runs_nothing(project: pytest.Pytester) -> None:
     result = project.runpytest_subprocess("--hw", "gaudi2")
     assert result.ret == 4
     assert "Type --hw" in result.stderr.str() and result.stderr.str().count("\n") <= 2
@@ -318,10 +318,10 @@ def test_hardware_that_is_not_there_ends_with_code_4_and_runs_nothing(project: p
         ("against", "ERROR: --against=gaudi2 cannot be used: it is not a Python interpreter *"),
     ],
 )
-def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_test(
+def test_an_impossible_ini_setting_stops_cases_but_not_other_tests(
     project: pytest.Pytester, name: str, said: str
 ) -> None:
-    """So does what a machine asks for in its environment; what the command line names is missed at once."""
+    """An environment variable has the same effect. A wrong option on the command line ends the run at once."""
     project.makeini(f"[pytest]\npythonpath = .\ntrainbench_{name} = gaudi2\n")
     missed = project.runpytest_subprocess("--report-md", "report.md")
     assert missed.ret == 4
@@ -331,7 +331,7 @@ def test_what_a_project_asks_for_and_is_not_there_stops_its_cases_and_no_other_t
     project.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -> None:
+def test_a_row_that_could_not_be_stored_is_a_crash(project: pytest.Pytester) -> None:
     full = "    raise OSError(28, 'No space left on device')\n"
     project.makeconftest(
         f"from pytest_trainbench.store import baseline\ndef merge(*_):\n{full}baseline.merge = merge\n"
@@ -341,7 +341,7 @@ def test_what_could_not_be_stored_is_no_row_that_was(project: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*= trainbench: 1 crash =*", "mine *crash"])
 
 
-def test_a_run_that_finds_all_of_it_done_has_measured_enough() -> None:
+def test_a_run_that_skips_rows_with_baselines_counts_as_measured() -> None:
     def skipped(reason: str) -> Row:
         return Row(label="one", verdict=Verdict(outcome="skipped", reason=reason))
 
@@ -350,7 +350,7 @@ def test_a_run_that_finds_all_of_it_done_has_measured_enough() -> None:
     assert not _all_skipped([skipped("needs 8 devices"), Row(label="two", verdict=Verdict(outcome="ok"))])
 
 
-def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(replayed: pytest.Pytester) -> None:
+def test_missing_measures_only_the_cases_without_a_baseline(replayed: pytest.Pytester) -> None:
     before = {path: path.read_text() for path in stored(replayed)}
     with (replayed.path / "test_it.py").open("a") as test:
         test.write("\ndef test_wider(bench, mesh):\n    bench(my_step, mesh=mesh, plan=Plan(max_steps=20), width=32)\n")
@@ -361,13 +361,13 @@ def test_a_run_that_was_cut_off_goes_on_with_what_has_no_baseline(replayed: pyte
     assert before.items() <= {path: path.read_text() for path in stored(replayed)}.items()
 
 
-def test_a_nonsense_option_ends_with_code_4(project: pytest.Pytester) -> None:
+def test_an_unusable_option_value_ends_with_code_4(project: pytest.Pytester) -> None:
     result = replay(project, "--launches", "0")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["ERROR: --launches=0 cannot be used: it must be a whole number above 0"])
 
 
-def test_a_broken_baseline_is_one_sentence_and_an_outcome(replayed: pytest.Pytester) -> None:
+def test_a_broken_baseline_makes_its_row_invalid_in_one_sentence(replayed: pytest.Pytester) -> None:
     (path,) = stored(replayed)
     path.write_text("<<<<<<< HEAD\n")
     result = replay(replayed, "--junit-xml", "junit.xml")
@@ -384,7 +384,7 @@ def test_a_broken_baseline_is_one_sentence_and_an_outcome(replayed: pytest.Pytes
         (["--baseline-dir=test_it.py", "--save-baseline"], "--baseline-dir: */test_it.py/cpu-* cannot be written (*)"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_anything_is_measured(
+def test_an_unwritable_path_is_reported_before_anything_is_measured(
     project: pytest.Pytester, arguments: list[str], said: str
 ) -> None:
     result = replay(project, *arguments)
@@ -393,8 +393,8 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(
     assert replay(project, "--collect-only", *arguments).ret == 0
 
 
-def test_a_session_that_needs_no_ranks_leaves_nothing_that_goes_on_importing(project: pytest.Pytester) -> None:
-    """Beside whatever is run next."""
+def test_a_session_without_launches_leaves_no_importing_process(project: pytest.Pytester) -> None:
+    """Such a process would disturb the next run."""
     project.makeini("[pytest]\npythonpath = .\ntrainbench_preload = slow_import")
     project.makepyfile(
         slow_import="import os, pathlib, time; pathlib.Path('pid-0').write_text(str(os.getpid())); time.sleep(1000)",
@@ -415,7 +415,7 @@ def test_a_session_that_needs_no_ranks_leaves_nothing_that_goes_on_importing(pro
     assert (project.path / "pid-0").exists() and wait_until_gone(project.path) == []
 
 
-def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.Pytester) -> None:
+def test_a_case_that_exceeds_a_memory_cap_has_an_oom_baseline(project: pytest.Pytester) -> None:
     project.makepyfile(
         my_steps=STEP.format(slow="").replace(
             "torch.manual_seed(0)", "torch.manual_seed(0); ballast = torch.ones(200_000_000)"
@@ -428,7 +428,7 @@ def test_a_memory_cap_makes_a_case_run_out_and_both_are_results(project: pytest.
     again.stdout.fnmatch_lines(["oom: mine: out of memory, as in the baseline"])
 
 
-def test_step_times_reach_pytest_benchmark_beside_what_a_test_asks_it_for(project: pytest.Pytester) -> None:
+def test_pytest_benchmark_gets_step_times_and_keeps_its_markers(project: pytest.Pytester) -> None:
     with (project.path / "test_it.py").open("a") as test:
         marker = '@pytest.mark.benchmark(group="wide", timer=time.time)'
         plan = "Plan(min_steps=20, max_steps=20)"
@@ -449,8 +449,8 @@ def test_a_row_without_step_times_gets_no_warning_from_pytest_benchmark(project:
     result.stdout.fnmatch_lines(["*trainbench: 1 oom*"])
 
 
-def test_under_a_memory_cap_a_cpu_runs_out_of_memory_where_the_step_is_built(project: pytest.Pytester) -> None:
-    """And not before: under so small a cap the threads of the process group could not start."""
+def test_a_memory_cap_on_a_cpu_applies_when_the_step_is_built(project: pytest.Pytester) -> None:
+    """It does not apply earlier, because the threads of the process group could not start under so small a cap."""
     at_once = "torch.manual_seed(0); torch.ones(10**8)"
     project.makepyfile(my_steps=STEP.format(slow="").replace("torch.manual_seed(0)", at_once))
     result = pytest_run(project, "--memory-cap", "0.001GB")
@@ -458,7 +458,7 @@ def test_under_a_memory_cap_a_cpu_runs_out_of_memory_where_the_step_is_built(pro
     result.stdout.fnmatch_lines(["oom: mine: rank * failed while building the step: RuntimeError: *allocate memory*"])
 
 
-def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands_once(
+def test_in_ci_the_summary_has_one_line_a_failure_and_the_log_one_report(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")
@@ -472,8 +472,8 @@ def test_in_ci_the_short_summary_has_a_failures_first_line_and_its_report_stands
     assert "Traceback (most recent call last)" in str(failure.text)
 
 
-def test_ranks_start_though_a_module_cannot_be_imported_ahead_of_time(project: pytest.Pytester) -> None:
-    """Whether one is missing or raises; those after it are there, and ran in another process than the rank."""
+def test_ranks_start_even_if_a_preload_module_cannot_be_imported(project: pytest.Pytester) -> None:
+    """One module is missing and one raises. The module after them is imported, in another process than the rank."""
     project.makepyfile(
         raises="raise RuntimeError('planted')",
         named="import os; RAN_IN = os.getpid()",
@@ -484,22 +484,22 @@ def test_ranks_start_though_a_module_cannot_be_imported_ahead_of_time(project: p
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*"])
 
 
-def test_without_pytest_benchmark_ours_still_works(project: pytest.Pytester) -> None:
+def test_the_plugin_works_without_pytest_benchmark(project: pytest.Pytester) -> None:
     result = replay(project, "-p", "no:benchmark", "--launches", "1")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*"])
 
 
-def test_the_report_is_also_markdown(project: pytest.Pytester) -> None:
+def test_report_md_writes_the_report_as_markdown(project: pytest.Pytester) -> None:
     replay(project, "--report-md", "summary.md", "--launches", "1")
     text = (project.path / "summary.md").read_text()
     assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
 
 
-def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
+def test_without_an_ini_file_the_header_names_the_folder_of_baselines(
     replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pytest's root is then what all paths on the command line share, those of another plugin's options too."""
+    """pytest's root is then the common parent of all paths on the command line, even of other plugins' options."""
     (replayed.path / "tox.ini").unlink()
     project = replayed.mkdir("project")
     for path in ("baselines", "my_steps.py", "test_it.py"):
@@ -513,10 +513,10 @@ def test_without_an_ini_file_it_is_said_where_baselines_were_looked_for(
     result.stdout.fnmatch_lines(["trainbench: *; 1 baseline in baselines/cpu-*; launches of each case: 1"])
 
 
-def test_projects_that_share_a_history_and_have_cases_of_one_name_do_not_see_each_other(
+def test_projects_that_share_a_history_do_not_see_each_others_rows(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is red in the one was green in the other, and that says nothing."""
+    """The row is green in one project and red in the other. Neither says anything about the other."""
     monkeypatch.setenv("CI", "true")
     shared = f"--history={project.path / 'kept'}"
     assert replay(project, "--save-baseline", "--launches", "1", shared).ret == 0
@@ -532,8 +532,8 @@ def test_projects_that_share_a_history_and_have_cases_of_one_name_do_not_see_eac
     again.stdout.fnmatch_lines(["  since     20* UTC, 2 runs in a row*"])
 
 
-def test_runs_that_an_older_version_kept_are_named_once_and_do_not_count(project: pytest.Pytester) -> None:
-    """They may be of another project whose cases have the same names."""
+def test_runs_kept_by_an_older_version_are_named_once_and_do_not_count(project: pytest.Pytester) -> None:
+    """They may belong to another project whose cases have the same names."""
     replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     old = project.path / "kept" / first.parent.name / first.name
@@ -544,8 +544,8 @@ def test_runs_that_an_older_version_kept_are_named_once_and_do_not_count(project
     replay(project, "--launches", "1", "--history", "kept").stdout.no_fnmatch_line("history: the runs in *")
 
 
-def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) -> None:
-    """The nights before are the first run's, dated back and made faster, then a little slower every time."""
+def test_every_run_is_kept_and_a_slow_drift_is_reported(project: pytest.Pytester) -> None:
+    """The earlier nights are copies of the first run, dated back. The oldest is fastest, and each next one slower."""
     replay(project, "--launches", "1", "--history", "kept")
     (first,) = (project.path / "kept").glob("*/cpu-*/*.jsonl")
     text = first.read_text()
@@ -572,8 +572,8 @@ def test_every_run_is_kept_and_a_slow_drift_is_said(project: pytest.Pytester) ->
     said.fnmatch_lines(["history: no drift over 26 nights *"])
 
 
-def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project: pytest.Pytester) -> None:
-    """As on a disk that filled up meanwhile."""
+def test_a_report_that_fails_to_write_at_the_end_loses_nothing_else(project: pytest.Pytester) -> None:
+    """This happens when a disk fills up during the run."""
     project.makeconftest(
         """
         import shutil
@@ -592,14 +592,14 @@ def test_a_report_that_cannot_be_written_in_the_end_takes_nothing_along(project:
     result.stdout.fnmatch_lines(["*trainbench: 1 no-baseline*", "report: *late/report.md cannot be written (*)"])
 
 
-def test_a_history_that_cannot_be_kept_stops_no_run(project: pytest.Pytester) -> None:
+def test_an_unwritable_history_does_not_stop_the_run(project: pytest.Pytester) -> None:
     (project.path / "kept").write_text("")
     result = replay(project, "--launches", "1", "--history", "kept")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["history: *cannot be written (*); --history DIR names another folder"])
 
 
-def test_a_run_limit_is_said_and_stops_what_is_left(project: pytest.Pytester) -> None:
+def test_a_row_beyond_the_run_timeout_is_a_timeout(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--run-timeout", "0.01")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["timeout: mine: *"])
@@ -612,7 +612,7 @@ def test_a_builder_that_no_other_process_can_import_is_refused(project: pytest.P
     result.stdout.fnmatch_lines(["*cannot be imported by another process: define it at a module's top"])
 
 
-def test_a_session_without_cases_is_left_alone(project: pytest.Pytester) -> None:
+def test_a_session_without_cases_prints_nothing(project: pytest.Pytester) -> None:
     project.makepyfile(test_it="def test_plain(): pass\n")
     result = project.runpytest_subprocess()
     result.assert_outcomes(passed=1)

@@ -1,4 +1,4 @@
-"""Importing ahead of time leaves the device alone, so that ranks forked afterwards can open it."""
+"""Preloading modules does not open the device, so that ranks forked later can open it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_trainbench.launch import preload
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch with CUDA, the second of two devices visible, and the driver's library."""
+    """A torch with CUDA and the driver's library. Only the second of two devices is visible."""
     capability = {0: (8, 0), 1: (9, 0)}
     nvml = SimpleNamespace(
         nvmlInit=lambda: None,
@@ -45,7 +45,7 @@ def test_without_cuda_there_is_nothing_to_guard() -> None:
         assert torch.cuda._lazy_init.__name__ == "_lazy_init"
 
 
-def test_what_is_imported_ahead_of_time_is_none_of_the_collectors_business() -> None:
-    """In an interpreter of its own: measuring, in other tests, gives frozen objects back."""
+def test_preloaded_objects_are_frozen_for_the_garbage_collector() -> None:
+    """The test uses a fresh interpreter, because measuring in other tests unfreezes objects."""
     told = "import pytest_trainbench.launch.preload, gc; print(gc.get_freeze_count() > 0.9 * len(gc.get_objects()))"
     assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "True\n"

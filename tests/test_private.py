@@ -1,4 +1,4 @@
-"""The private parts of torch and of the standard library that the plugin uses are there; else this says what breaks."""
+"""The plugin uses private parts of torch and of the standard library. Each test says what breaks without it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pytest_trainbench.rank import private as of_rank
 
 
 def test_the_fork_server_can_be_ended() -> None:
-    """``_forkserver_pid``: without it a session leaves its fork server, and what that imports, behind."""
+    """``_forkserver_pid``: without it a session leaves its fork server behind, with all imported modules."""
     assert hasattr(multiprocessing.forkserver._forkserver, "_forkserver_pid")  # type: ignore[attr-defined]
     pid = of_launch.fork_server_pid()
     assert pid is None or pid > 0
 
 
-def test_an_agent_need_not_wait_for_those_of_other_nodes() -> None:
+def test_an_agent_need_not_wait_for_agents_of_other_nodes() -> None:
     """``SimpleElasticAgent._exit_barrier``: without it a launch on several nodes waits up to 300 s for a node whose
     ranks failed in their teardown."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -30,15 +30,15 @@ def test_an_agent_need_not_wait_for_those_of_other_nodes() -> None:
     assert vars(SimpleElasticAgent)["_exit_barrier"] is before
 
 
-def test_a_device_can_be_kept_closed_while_modules_are_imported_ahead_of_time() -> None:
-    """``torch.cuda._lazy_init``: without it a module of ``trainbench_preload`` that opens the device on import spoils
-    it for every rank."""
+def test_the_device_stays_closed_while_modules_are_preloaded() -> None:
+    """``torch.cuda._lazy_init``: without it, a module of ``trainbench_preload`` that opens the device on import makes
+    it unusable for every rank."""
     assert "_lazy_init()" in inspect.getsource(torch.cuda.init) and callable(torch.cuda._lazy_init)
 
 
 def test_the_driver_can_be_asked_about_a_visible_device() -> None:
     """``torch.cuda._get_nvml_device_index``: without it a module that asks for the compute capability on import gets
-    that of another device."""
+    the capability of another device."""
     assert list(inspect.signature(torch.cuda._get_nvml_device_index).parameters) == ["device"]
 
 

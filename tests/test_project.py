@@ -1,4 +1,4 @@
-"""A project's name is one in all its clones, and no other project has it."""
+"""All clones of a project have one project name, and no other project has it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ def repository(tmp_path: Path) -> Path:
 
 
 def clone(repository: Path, to: Path, url: str, *options: str) -> Path:
-    """At another path, as if it had been cloned from ``url``."""
+    """Clone to another path, as if from ``url``."""
     git(repository, "clone", *options, f"file://{repository}", str(to))
     git(to, "remote", "set-url", "origin", url)
     return to
 
 
-def test_clones_of_one_remote_are_one_project_wherever_they_are_and_a_shallow_one_too(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_all_clones_of_one_remote_are_one_project_even_shallow_ones(repository: Path, tmp_path: Path) -> None:
     whole = clone(repository, tmp_path / "whole", "git@github.com:we/speed.git")
     shallow = clone(repository, tmp_path / "work" / "_1", "https://x:token@GitHub.com/we/speed", "--depth", "1")
     assert project_name(whole) == project_name(shallow) and re.fullmatch("speed-[0-9a-f]{8}", project_name(whole))
@@ -33,16 +31,14 @@ def test_clones_of_one_remote_are_one_project_wherever_they_are_and_a_shallow_on
     assert project_name(clone(repository, tmp_path / "fork", "git@github.com:others/speed.git")) != project_name(whole)
 
 
-def test_another_remote_beside_origin_changes_nothing(repository: Path, tmp_path: Path) -> None:
+def test_a_second_remote_does_not_change_the_project(repository: Path, tmp_path: Path) -> None:
     one = clone(repository, tmp_path / "one", "git@github.com:we/speed.git")
     before = project_name(one)
     git(one, "remote", "add", "also", "git@github.com:others/speed.git")
     assert project_name(one) == before
 
 
-def test_without_a_remote_a_repository_is_known_by_its_folder_with_all_its_worktrees(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_without_a_remote_all_worktrees_of_a_folder_are_one_project(repository: Path, tmp_path: Path) -> None:
     git(repository, "worktree", "add", str(tmp_path / "beside"))
     assert project_name(repository) == project_name(tmp_path / "beside")
     assert project_name(repository / "part") == project_name(tmp_path / "beside" / "part") != project_name(repository)
@@ -50,7 +46,7 @@ def test_without_a_remote_a_repository_is_known_by_its_folder_with_all_its_workt
     assert project_name(tmp_path / "clone") == project_name(repository)
 
 
-def test_outside_of_git_a_project_is_its_folder_however_one_comes_to_it(tmp_path: Path) -> None:
+def test_outside_git_the_resolved_folder_is_the_project(tmp_path: Path) -> None:
     for folder in ("one/speed", "two/speed"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "one" / "speed")
@@ -61,7 +57,7 @@ def test_outside_of_git_a_project_is_its_folder_however_one_comes_to_it(tmp_path
     )
 
 
-def test_a_hook_of_another_repository_does_not_change_the_project(
+def test_git_dir_of_another_repository_does_not_change_the_project(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = project_name(tmp_path)
@@ -69,7 +65,7 @@ def test_a_hook_of_another_repository_does_not_change_the_project(
     assert project_name(tmp_path) == before
 
 
-def test_a_given_name_is_the_project_and_a_plain_folder(tmp_path: Path) -> None:
+def test_a_given_name_is_the_project_and_a_valid_folder_name(tmp_path: Path) -> None:
     assert (
         project_name(tmp_path, "Team: speed")
         == project_name(tmp_path / "elsewhere", "Team: speed")
@@ -92,7 +88,7 @@ def test_a_given_name_is_the_project_and_a_plain_folder(tmp_path: Path) -> None:
         "github.com:/we/speed",
     ],
 )
-def test_a_remote_is_the_same_however_its_url_is_written(url: str) -> None:
+def test_all_spellings_of_a_remote_url_are_one_remote(url: str) -> None:
     assert repository_of(url, Path("/tree")) == "github.com/we/speed"
 
 

@@ -1,4 +1,4 @@
-"""What is stored can be read back, is pleasant to diff, and says in one sentence why it cannot be used."""
+"""Stored records can be read back and give short diffs. One sentence says why a file cannot be used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stored(folder: Path, of: Record) -> Path:
     return path
 
 
-def test_a_file_that_cannot_be_opened_is_said_by_name(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     folder = tmp_path / "mine.json"
     folder.mkdir()
     with pytest.raises(ValueError, match=r"mine\.json cannot be read as a record: .*directory"):
@@ -45,11 +45,11 @@ def test_a_trace_survives_json() -> None:
     ],
     ids=["ok", "oom", "crash", "collectives", "conditions"],
 )
-def test_a_record_is_the_same_after_it_was_stored(sample: Record, tmp_path: Path) -> None:
+def test_a_stored_record_reads_back_unchanged(sample: Record, tmp_path: Path) -> None:
     assert read_record(stored(tmp_path, sample)) == sample
 
 
-def test_a_record_older_than_conditions_has_none(tmp_path: Path) -> None:
+def test_a_record_from_before_conditions_were_stored_has_none(tmp_path: Path) -> None:
     path = stored(tmp_path, steps(100.0))
     data = json.loads(path.read_text())
     del data["launches"][0]["conditions"]
@@ -57,7 +57,7 @@ def test_a_record_older_than_conditions_has_none(tmp_path: Path) -> None:
     assert read_record(path) == steps(100.0)
 
 
-def test_a_record_older_than_its_code_does_not_say(tmp_path: Path) -> None:
+def test_a_record_from_before_code_was_stored_names_no_code(tmp_path: Path) -> None:
     path = stored(tmp_path, dataclasses.replace(steps(100.0), code={"a.py": "0123456789ab"}))
     assert read_record(path).code == {"a.py": "0123456789ab"}
     data = json.loads(path.read_text())
@@ -72,13 +72,13 @@ def test_storing_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_parameters_keep_all_their_digits(tmp_path: Path) -> None:
-    """They name the case: cut, the file would be of another one."""
+    """Parameters identify the case. Cut digits would name another case."""
     exact = Case(builder="a:b", mesh=MeshShape(dp=1), params={"lr": 1 / 3, "betas": [0.9, 0.9999999]})
     path = stored(tmp_path, dataclasses.replace(steps(100 / 3), case=exact))
     assert read_record(path).case == exact
 
 
-def test_a_list_of_numbers_takes_one_line_and_everything_else_its_own() -> None:
+def test_a_list_of_numbers_takes_one_line_and_other_values_one_each() -> None:
     data = {
         "schema": 1,
         "text": "[ 1,\n 2 ] ä",
@@ -156,7 +156,7 @@ def without(key: str) -> str:
         (edited(environment={"must_match": 3}), "must_match of its environment must be an object, not 3"),
     ],
 )
-def test_a_file_that_is_no_record_is_named_in_one_sentence(text: str, why: str, tmp_path: Path) -> None:
+def test_the_error_says_in_one_sentence_why_a_file_is_not_a_record(text: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(ValueError) as error:
@@ -177,14 +177,14 @@ def test_a_file_that_is_no_record_is_named_in_one_sentence(text: str, why: str, 
         edited(launches=[{**dataclasses.asdict(launch()), "metrics": []}]),
     ],
 )
-def test_a_file_of_another_shape_is_named(text: str, tmp_path: Path) -> None:
+def test_the_error_names_a_json_file_of_another_shape(text: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"bad\.json cannot be read as a record: "):
         read_record(path)
 
 
-def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"bad\.json cannot be read as a record: 'utf-8' codec"):
@@ -204,34 +204,34 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     ],
     ids=["step_ms", "losses", "metrics", "phases_s", "conditions"],
 )
-def test_a_launch_holds_no_number_that_is_not_finite(place: Any, outcome: str, number: float) -> None:
+def test_a_launch_refuses_numbers_that_are_not_finite(place: Any, outcome: str, number: float) -> None:
     reason = None if outcome == "ok" else "why"
     with pytest.raises(ValueError, match="numbers of a launch must be finite, not"):
         Launch(**{"outcome": outcome, "reason": reason, "step_ms": [1.0], **place(number)})
 
 
 @pytest.mark.parametrize("step_ms", [[], [1.0, 0.0], [-1.0]])
-def test_an_ok_launch_took_time(step_ms: list[float]) -> None:
+def test_an_ok_launch_has_step_times_above_zero(step_ms: list[float]) -> None:
     with pytest.raises(ValueError, match="an ok launch needs step times above 0, not"):
         Launch(step_ms=step_ms)
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("ok", "but"), ("crash", None)])
-def test_a_reason_belongs_to_what_is_not_ok(outcome: str, reason: str | None) -> None:
+def test_a_launch_has_a_reason_exactly_if_it_is_not_ok(outcome: str, reason: str | None) -> None:
     with pytest.raises(ValueError, match=f"its outcome is '{outcome}', its reason {reason!r}"):
         Launch(outcome=outcome, reason=reason, step_ms=[1.0])
 
 
-def test_a_record_ends_as_its_first_launch_that_is_not_ok() -> None:
+def test_a_record_has_the_outcome_of_its_first_launch_that_is_not_ok() -> None:
     sample = record(launch(), failed("oom", "no room"), failed("crash"))
     assert (sample.outcome, sample.reason) == ("oom", "no room")
     assert (record().outcome, record().reason) == ("ok", None)
 
 
-def test_values_are_those_of_the_launches_that_have_one() -> None:
+def test_values_come_from_the_launches_that_have_the_metric() -> None:
     assert record(launch(1.0, mfu=0.5), launch(2.0), failed("oom")).values("mfu") == [0.5]
     assert steps(1.0, 2.0).values("step_ms") == [1.0, 2.0]
 
 
-def test_the_steady_window_is_what_follows_steady_from() -> None:
+def test_the_steady_window_begins_at_steady_from() -> None:
     assert Launch(step_ms=[3.0, 2.0, 1.0], steady_from=1).steady_ms == [2.0, 1.0]

@@ -1,4 +1,4 @@
-"""Steps that are recorded and replayed: the same training, whatever device they are recorded on."""
+"""Recorded and replayed steps train as eager steps do, on any device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("strategy", ROWS)
-def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(strategy: str, tmp_path: Path) -> None:
+def test_losses_match_the_unsharded_model_before_and_after_recording(strategy: str, tmp_path: Path) -> None:
     row = ROWS[strategy]
     allowed = tolerance(strategy)
     _, last = allowed.steps
@@ -51,15 +51,15 @@ def test_losses_are_those_of_the_unsharded_model_before_and_after_recording(stra
     assert one.metrics["flops_per_step"] == truth.metrics["flops_per_step"]
 
 
-def test_no_replay_is_timed_before_the_recording(tmp_path: Path) -> None:
-    """However short the warm-up was to be."""
+def test_no_step_is_timed_before_the_recording(tmp_path: Path) -> None:
+    """This holds for any warm-up, however short."""
     ended = train(tmp_path, "recorded_steps:train", warmup=4, steps=3, strategy="recorded-ddp", mesh="dp1", **WORK)
     eager_steps = ACCELERATORS["recorded-ddp"].options["eager_steps"]
     recording, pace, timed = 1, 3, 3
     assert len(launched(ended).losses) == eager_steps + recording + pace + timed
 
 
-def test_each_replay_takes_the_batch_of_its_step_and_keeps_its_own_loss(replayed: None) -> None:
+def test_each_replay_uses_its_own_batch_and_returns_its_own_loss(replayed: None) -> None:
     seen: list[Tensor] = []
 
     def run(batch: Tensor) -> Tensor:
@@ -74,14 +74,14 @@ def test_each_replay_takes_the_batch_of_its_step_and_keeps_its_own_loss(replayed
     assert step.peak_bytes() == Again.peak_bytes
 
 
-def test_a_rank_without_a_loss_has_none_in_a_replay_either(replayed: None) -> None:
+def test_a_replay_without_a_loss_returns_none(replayed: None) -> None:
     step = recorded.Replayed(lambda batch: None, eager_steps=1)
     assert [step(torch.zeros(1)) for _ in range(3)] == [None] * 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("aside", [False, True])
-def test_a_replay_does_what_was_recorded_on_what_the_tensors_hold_now(aside: bool) -> None:
+def test_a_replay_runs_on_the_current_values_of_its_tensors(aside: bool) -> None:
     with torch.cuda.stream(torch.cuda.Stream() if aside else torch.cuda.current_stream()):
         taken = torch.ones(1 << 20, device="cuda")
         recording = Recording(lambda: (taken * 2 + 1).sum())
@@ -92,12 +92,12 @@ def test_a_replay_does_what_was_recorded_on_what_the_tensors_hold_now(aside: boo
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device_nothing_is_recorded() -> None:
+def test_recording_without_a_cuda_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^CUDA graphs need a CUDA device, and there is none$"):
         Recording(lambda: None)
 
 
-def test_a_strategy_whose_steps_are_not_all_alike_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_with_unequal_steps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording would average parameters in every step, or in none."""
     every_fourth = Trainee(run=lambda: None, parameters=tuple, replicated=False, period=4)
     monkeypatch.setattr(accelerated_ddp, "local_sgd", lambda *_, **__: every_fourth)

@@ -1,4 +1,4 @@
-"""Ranks' traces become one launch, and a launch that cannot be believed is invalid, with its first fault."""
+"""The traces of all ranks become one launch. An implausible launch is invalid, with its first fault as the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(**both: Any) -> list[Trace]:
 
 
 def phases(**replaced: float) -> dict[str, float]:
-    """Of a rank, by the first word of each, as they follow each other."""
+    """Seconds of a rank's phases in their order, by the first word of each phase."""
     sample = {"starting": 0.5, "opening": 0.125, "joining": 0.25, "building": 0.5, "counting": 2.0, "warming": 4.0}
     return {**sample, **replaced}
 
@@ -41,17 +41,17 @@ def test_equal_steps_are_all_kept(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5, 20, 21])
-def test_more_than_half_is_kept_however_long_it_takes_to_settle(steps: int) -> None:
+def test_more_than_half_of_the_steps_are_kept_however_slowly_they_settle(steps: int) -> None:
     assert steps - steady_from([2.0**-step for step in range(steps)]) > steps / 2
 
 
-def test_a_slow_last_step_cuts_nothing_that_was_steady() -> None:
+def test_a_slow_last_step_removes_no_steady_step() -> None:
     assert steady_from([100.0] * 19 + [150.0]) == 0
 
 
 @pytest.mark.parametrize("steps", [4, 5, 20, 200])
 @pytest.mark.parametrize("ms", [1.0, 1000.0])
-def test_a_single_outlier_cuts_nothing_wherever_it_is(steps: int, ms: float) -> None:
+def test_a_single_outlier_removes_no_other_step(steps: int, ms: float) -> None:
     def with_outlier(at: int) -> list[float]:
         return [100.0] * at + [ms] + [100.0] * (steps - at - 1)
 
@@ -67,33 +67,33 @@ def test_an_outlier_after_a_slow_start_does_not_move_the_window(slow: int) -> No
 
 
 @pytest.mark.parametrize("step", [4, 6, 7, 8, 9])
-def test_small_steps_down_are_no_hiccups(step: int) -> None:
-    """Twice as slow as the noise is wide, and only for a while: found as before."""
+def test_slightly_slow_first_steps_are_left_out_too(step: int) -> None:
+    """The first steps are slower by twice the width of the noise. They are warm-up, not outliers."""
     noise = [0.0, 0.2, 0.4, 0.1, 0.3]
     assert steady_from([100.0 + noise[at % 5] + (0.8 if at < step else 0.0) for at in range(40)]) == step
 
 
-def test_hiccups_that_come_again_and_again_are_part_of_it() -> None:
+def test_regular_slow_steps_stay_in_the_window() -> None:
     assert steady_from([150.0 if step % 10 == 7 else 100.0 for step in range(200)]) == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_figure_of_the_step_that_is_no_number_is_named_and_the_others_are_kept(value: float) -> None:
+def test_a_step_figure_that_is_not_finite_is_named_and_the_others_are_kept(value: float) -> None:
     found = reduce(pair(figures={"perplexity": value, "gb_per_s": 7.0}), peak_tflops=None)
     assert (found.outcome, found.figures) == ("invalid", {"gb_per_s": 7.0})
     assert found.reason == f"perplexity, which the step says of itself, is {value}"
 
 
-def test_an_outlier_in_the_window_counts_in_its_figures() -> None:
+def test_an_outlier_in_the_window_counts_in_the_throughput() -> None:
     found = reduce(pair(step_ms=[100.0] * 5 + [200.0] + [100.0] * 14), peak_tflops=None)
     assert (found.steady_from, found.metrics["step_ms"]) == (0, 100.0)
     assert found.metrics["samples_per_s"] == pytest.approx(8 * 20 / 2.1)
 
 
-# What is read from it
+# The figures of a launch
 
 
-def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
+def test_a_launch_has_the_figures_of_its_slowest_rank() -> None:
     first = trace(
         0,
         step_ms=[150.0, 100.0, 101.0, 100.0, 100.0, 101.0],
@@ -108,7 +108,7 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
         memory={"peak_allocated_bytes": 800 * MIB, "peak_reserved_bytes": 800 * MIB},
         phases_s=phases(joining=0.25, building=2.5, timing=0.629),
     )
-    total_s = 0.509  # of rank 1 from its second step on; the maxima of the steps add up to 0.510
+    total_s = 0.509  # rank 1 from its second step on; the slowest ranks of all steps add up to 0.510
     found = reduce([first, second], peak_tflops=100.0)
     assert found.metrics == pytest.approx(
         {
@@ -122,7 +122,7 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
             "flops_per_step": 4 * 10**12,
             "tflops_per_device": 4.0 * 5 / total_s / 2,
             "mfu": 4.0 * 5 / total_s / 2 / 100,
-            "start_s": 0.5 + 0.125 + 0.25 + 2.5,  # of rank 1, not of the slowest in each phase
+            "start_s": 0.5 + 0.125 + 0.25 + 2.5,  # rank 1, not the slowest rank of each phase
         }
     )
     assert found == Launch(
@@ -134,7 +134,7 @@ def test_a_launch_is_what_the_slowest_rank_made_of_it() -> None:
     )
 
 
-def test_collectives_are_those_of_all_ranks_and_compilations_those_of_the_rank_that_has_most() -> None:
+def test_collectives_are_summed_over_ranks_and_compilations_are_the_maximum() -> None:
     sends = {"send": {"calls": 4.0, "bytes": 100.0}}
     found = reduce(
         [
@@ -149,7 +149,9 @@ def test_collectives_are_those_of_all_ranks_and_compilations_those_of_the_rank_t
 
 
 @pytest.mark.parametrize(("collectives", "expected"), [(None, None), ({}, 0.0)])
-def test_none_at_all_is_a_count_and_not_counted_is_none(collectives: Any, expected: float | None) -> None:
+def test_zero_collectives_is_a_count_and_uncounted_collectives_are_absent(
+    collectives: Any, expected: float | None
+) -> None:
     found = reduce([trace(0, collectives={}), trace(1, collectives=collectives)], peak_tflops=None)
     assert found.collectives == {}
     assert (found.metrics.get("collectives"), found.metrics.get("collective_bytes")) == (expected, expected)
@@ -160,7 +162,7 @@ def test_the_start_ends_where_the_first_step_begins(after: str) -> None:
     assert reduce(pair(phases_s=phases(**{after: 100.0})), peak_tflops=None).metrics["start_s"] == 1.375
 
 
-def test_what_is_not_known_is_absent_and_never_guessed() -> None:
+def test_unknown_figures_are_absent_and_never_guessed() -> None:
     bare: dict[str, Any] = {"flops": None, "flops_counted": None, "tokens": None, "memory": {}}
     assert set(reduce(pair(**bare), peak_tflops=None).metrics) == {
         "step_ms",
@@ -171,7 +173,7 @@ def test_what_is_not_known_is_absent_and_never_guessed() -> None:
     assert "mfu" not in reduce(pair(), peak_tflops=None).metrics
 
 
-def test_flops_are_a_whole_number_counted_where_possible() -> None:
+def test_flops_are_a_whole_number_and_the_counted_one_if_available() -> None:
     counted = reduce(pair(flops=1001.0, flops_counted=500.0), peak_tflops=None)
     formula = reduce(pair(flops=1000.4, flops_counted=None), peak_tflops=None)
     for found in (counted, formula):
@@ -179,7 +181,7 @@ def test_flops_are_a_whole_number_counted_where_possible() -> None:
         assert isinstance(found.metrics["flops_per_step"], int)
 
 
-def test_a_rank_without_a_loss_does_not_count_into_the_mean() -> None:
+def test_a_rank_without_a_loss_does_not_count_in_the_mean_loss() -> None:
     last = [4.0, 3.0, 2.0]
     traces = [trace(0, coordinates={"pp": 0, "dp": 0}, losses=[None] * 3, replicated=False)]
     traces += [trace(1, coordinates={"pp": 1, "dp": 0}, losses=last, replicated=False)]
@@ -200,41 +202,41 @@ def test_a_sound_launch_has_no_fault() -> None:
     assert fault(pair(), peak_tflops=1000.0) is None
 
 
-def test_a_launch_without_any_loss() -> None:
+def test_a_launch_without_any_loss_is_invalid() -> None:
     assert fault(pair(losses=[None] * 6)) == "no rank returned a loss: return the detached loss from Step.run"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite(number: float) -> None:
+def test_a_loss_that_is_not_finite_is_invalid(number: float) -> None:
     broken = [trace(0), trace(1, losses=[4.0, 3.0, number, 2.2, 2.0, 1.9])]
     assert fault(broken) == f"the loss of step 3 is {number}"
 
 
-def test_what_a_nan_left_can_be_stored() -> None:
+def test_the_losses_before_a_nan_can_be_stored() -> None:
     found = reduce(pair(losses=[4.0, 3.0, math.nan, 2.0]), peak_tflops=None)
     assert found.losses == [4.0, 3.0]
     assert '"losses": [4.0, 3.0]' in dump(record(found).to_json())
 
 
 @pytest.mark.parametrize("losses", [[2.0, 2.0, 2.0, 2.0], [2.0, 1.5, 1.9, 2.1], [2.0]])
-def test_a_loss_that_does_not_fall(losses: list[float]) -> None:
+def test_a_loss_that_does_not_fall_is_invalid(losses: list[float]) -> None:
     assert fault(pair(losses=losses)) == (
         "nothing was learned: the loss began at 2.0000; its second half averages 2.0000"
     )
 
 
-def test_parameters_that_stayed_as_they_were() -> None:
+def test_unchanged_parameters_are_invalid() -> None:
     frozen = [trace(0), trace(1, digest_after="before")]
     assert fault(frozen) == "no parameter of rank 1 changed"
 
 
-def test_replicas_that_drifted_apart() -> None:
+def test_different_replicas_are_invalid() -> None:
     assert fault([trace(0), trace(1, digest_after="other")]) == (
         "data-parallel replicas differ: ranks 0 and 1 hold other parameters"
     )
 
 
-def test_shards_may_differ_where_nothing_is_replicated() -> None:
+def test_shards_may_differ_if_nothing_is_replicated() -> None:
     assert fault([trace(rank, digest_after=f"shard {rank}", replicated=False) for rank in range(2)]) is None
 
 
@@ -253,7 +255,7 @@ def test_only_ranks_that_differ_in_dp_alone_are_replicas() -> None:
     )
 
 
-def test_a_formula_and_a_counter_agree_within_one_percent() -> None:
+def test_flop_formula_and_counter_must_agree_within_one_percent() -> None:
     assert fault(pair(flops=4e12, flops_counted=2.018e12)) is None
     assert fault(pair(flops=4e12, flops_counted=2.022e12)) == (
         "the FLOP formula gives 4e+12 a step and the counter 4.044e+12 (+1.1%):"
@@ -266,18 +268,18 @@ def test_a_formula_and_a_counter_agree_within_one_percent() -> None:
 
 
 @pytest.mark.parametrize("missing", [{"flops": None}, {"flops_counted": None}])
-def test_a_formula_or_a_counter_alone_is_not_doubted(missing: dict[str, None]) -> None:
+def test_a_flop_formula_or_counter_alone_is_accepted(missing: dict[str, None]) -> None:
     assert fault([trace(0, **missing), trace(1, **missing)]) is None
 
 
-def test_more_than_the_device_can_do() -> None:
+def test_more_flops_than_the_device_peak_are_invalid() -> None:
     assert fault(pair(), peak_tflops=20.0) is None
     assert fault(pair(), peak_tflops=19.0) == (
         "its 105% of the device's peak is impossible: the step does not do the work it claims"
     )
 
 
-def test_ranks_that_timed_other_numbers_of_steps_are_no_launch() -> None:
+def test_ranks_with_different_numbers_of_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         reduce([trace(0), trace(1, step_ms=[100.0] * 3)], peak_tflops=None)
 
@@ -287,7 +289,7 @@ def test_ranks_that_timed_other_numbers_of_steps_are_no_launch() -> None:
 REFERENCE = [4.0, 3.0, 2.5, 2.0]
 
 
-def test_losses_within_the_tolerance_of_the_references_fall() -> None:
+def test_losses_within_a_fraction_of_the_references_fall_pass() -> None:
     assert loss_fault([4.0, 3.09, 2.41, 2.0], REFERENCE, 0.05) is None
 
 
@@ -298,8 +300,8 @@ def test_the_worst_step_is_named() -> None:
     )
 
 
-def test_steps_before_the_first_that_counts_may_be_anywhere() -> None:
-    """The fall is still that of all steps."""
+def test_steps_before_the_first_compared_step_may_have_any_loss() -> None:
+    """The fall still covers all steps."""
     astray = [4.0, 9.0, 2.41, 2.0]
     assert loss_fault(astray, REFERENCE, 0.05) is not None
     assert loss_fault(astray, REFERENCE, 0.05, since=3) is None
@@ -317,14 +319,14 @@ def test_a_high_loss_does_not_hide_a_small_fall() -> None:
     assert loss_fault([high[0], *[100.04] * 3], high, 0.05) is not None
 
 
-def test_only_steps_that_both_have_are_compared() -> None:
+def test_only_steps_of_both_trainings_are_compared() -> None:
     assert loss_fault([*REFERENCE, 9.0], REFERENCE, 0.0) is None
     assert loss_fault(REFERENCE[:2], [*REFERENCE[:2], 9.0], 0.0) is None
     assert loss_fault([4.0], REFERENCE, 0.05) == "only 1 of its losses can be held against the reference's"
 
 
 @pytest.mark.parametrize("reference", [[2.0, 2.0, 2.0], [2.0, 2.1, 2.2], [2.0, math.nan, 1.5], [math.nan, 2.0, 1.5]])
-def test_a_reference_that_learned_nothing_proves_nothing(reference: list[float]) -> None:
+def test_a_reference_that_learned_nothing_is_refused(reference: list[float]) -> None:
     seen = ", ".join(f"{loss:.4f}" for loss in reference)
     assert loss_fault([2.0, 1.8, 1.5], reference, 0.05) == (
         f"the unsharded model learned nothing to compare with: its losses were {seen}"
@@ -343,8 +345,8 @@ def test_a_part_of_a_step_needs_no_loss_but_must_write_something() -> None:
     assert reduce([idle], peak_tflops=989.0).reason == "rank 0 wrote nothing"
 
 
-def test_the_parts_of_a_step_are_those_of_the_rank_that_sets_the_pace() -> None:
-    """The busiest rank computes most; the one that waits least shows what communication itself takes."""
+def test_compute_time_is_the_maximum_and_exposed_communication_the_minimum() -> None:
+    """Both are taken over all ranks. Exposed communication above the minimum is waiting for other ranks."""
     parts = {"host_ms": 20.0, "compute_ms": 40.0, "exposed_communication_ms": 15.0, "kernels": 9}
     other = {**parts, "host_ms": 21.0, "compute_ms": 30.0, "exposed_communication_ms": 25.0}
     metrics = reduce([trace(parts=parts), trace(1, parts=other)], peak_tflops=None).metrics
@@ -357,8 +359,8 @@ def test_the_parts_of_a_step_are_those_of_the_rank_that_sets_the_pace() -> None:
     assert "host_ms" not in reduce([trace()], peak_tflops=None).metrics
 
 
-def test_communication_takes_no_more_than_the_devices_work_leaves_of_a_step() -> None:
-    """Under the profiler ranks wait longer for each other."""
+def test_exposed_communication_is_at_most_step_time_minus_compute_time() -> None:
+    """Under the profiler, ranks wait longer for each other."""
     plain = reduce([trace()], peak_tflops=None).metrics["step_ms"]
     for compute_ms, exposed_ms in ((plain - 2.0, 2.0), (plain + 1.0, 0.0)):
         parts = {"host_ms": 1.0, "compute_ms": compute_ms, "exposed_communication_ms": 50.0, "kernels": 9}
@@ -367,7 +369,7 @@ def test_communication_takes_no_more_than_the_devices_work_leaves_of_a_step() ->
 
 
 def test_a_step_that_only_communicates_has_no_compute_time() -> None:
-    """Not one of 0, which has no logarithm: neither its own verdict nor the noise of any other row could be told."""
+    """A compute time of 0 has no logarithm. It would break the row's own verdict and the noise of all other rows."""
     only = {"host_ms": 1.0, "compute_ms": 0.0, "exposed_communication_ms": 9.0, "kernels": 1.0}
     one = reduce([trace(parts=only), trace(1, parts=only)], peak_tflops=None)
     assert "compute_ms" not in one.metrics

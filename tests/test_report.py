@@ -1,4 +1,4 @@
-"""What people read: the table, why a test is red, what was saved. Compared as whole texts."""
+"""The texts that people read: the table, the report of a red test, the saved baselines. Tests compare whole texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_trainbench.store.baseline import Saved
 
 
 def measured(ms: float, **metrics: float) -> Record:
-    """Three launches of a case as an H200 would give it."""
+    """Three launches of a case, with figures as on an H200."""
     usual = {
         "samples_per_s": 4000 / ms,
         "peak_allocated_bytes": 11193 * MIB,
@@ -40,7 +40,7 @@ SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
 
 
 def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
-    """A test that ran, judged."""
+    """The judged row of a test that ran."""
     verdict = judge(now, then, suspects=SUSPECTS)
     usual = {"label": label, "verdict": verdict, "record": now, "baseline": then, "fails": verdict.fails(ci=False)}
     return Row(**{**usual, **replaced})
@@ -77,7 +77,7 @@ def text(expected: str) -> str:
 # The summary
 
 
-def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
+def test_the_summary_is_one_aligned_table_with_each_reason_once() -> None:
     assert terminal.summary(EVERY) == text("""
         case                   samples/s    step ms    peak MiB    TFLOPS    MFU    launches    change    sees  outcome
         -------------------  -----------  ---------  ----------  --------  -----  ----------  --------  ------  -----------
@@ -95,7 +95,7 @@ def test_the_summary_is_one_aligned_table_and_each_reason_once() -> None:
         """)  # noqa: E501
 
 
-def test_on_a_cpu_the_process_is_shown_and_small_figures_keep_their_digits() -> None:
+def test_on_a_cpu_the_table_shows_process_memory_and_small_figures() -> None:
     metrics = {"samples_per_s": 1234.567, "process_bytes": 512 * MIB, "tflops_per_device": 0.01234}
     now = steps(100.0, 101.0, 100.5, **metrics)
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
@@ -112,8 +112,8 @@ def test_rows_of_one_case_each_show_their_own_launches() -> None:
     assert table([fast, slow])["step ms"] == ["50.00", "70.00"]
 
 
-def test_the_table_has_the_figure_that_was_judged_where_one_was() -> None:
-    """The failure below it has the same."""
+def test_the_table_shows_the_judged_figure() -> None:
+    """The failure report below the table shows the same figure."""
     uneven = steps(100.0, 101.0, 104.0)
     judged = row(uneven, steps(*[100.0] * 5), label="a")
     step = judged.verdict.change("step_ms")
@@ -122,7 +122,7 @@ def test_the_table_has_the_figure_that_was_judged_where_one_was() -> None:
     assert table([row(uneven, None, label="a")])["step ms"] == ["101.00"]
 
 
-def test_a_table_of_nothing_but_skipped_rows_has_no_figures() -> None:
+def test_a_table_of_skipped_rows_has_no_figures() -> None:
     assert terminal.summary([skipped("a"), skipped("b")]) == text("""
         case    outcome
         ------  ---------
@@ -133,11 +133,11 @@ def test_a_table_of_nothing_but_skipped_rows_has_no_figures() -> None:
         """)
 
 
-def test_what_failed_is_not_explained_twice_and_what_is_ok_not_at_all() -> None:
+def test_notes_explain_neither_failures_nor_ok_rows() -> None:
     assert terminal.notes([OK, REGRESSION, CRASH]) == []
 
 
-def test_the_same_words_for_another_outcome_are_another_note() -> None:
+def test_one_reason_under_two_outcomes_makes_two_notes() -> None:
     other = dataclasses.replace(NEW, verdict=Verdict(outcome="oom", reason=NEW.verdict.reason))
     assert len(terminal.notes([NEW, other])) == 2
 
@@ -147,7 +147,7 @@ def test_outcomes_are_counted_in_the_order_from_good_to_bad() -> None:
     assert terminal.counts([]) == ""
 
 
-def test_stale_baselines_are_said_together() -> None:
+def test_stale_baselines_are_grouped_by_reason() -> None:
     old = [dataclasses.replace(OK, label=label, stale="it is more than 90 days old") for label in ("a", "b")]
     beaten = dataclasses.replace(OK, label="c", stale="it is beaten")
     assert terminal.notes([*old, beaten]) == [
@@ -159,7 +159,7 @@ def test_stale_baselines_are_said_together() -> None:
 # One red test
 
 
-def test_a_regression_says_how_much_against_what_what_differs_and_what_to_type() -> None:
+def test_a_red_report_shows_the_change_the_baseline_and_the_next_command() -> None:
     assert terminal.failure(REGRESSION) == text("""
         regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.7%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
           judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.7%; 95 % sure: −9.0% … −7.6%): regression
@@ -185,7 +185,7 @@ def communicating(**kinds: tuple[int, int]) -> Record:
     )
 
 
-def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> None:
+def test_the_report_names_one_more_collective_and_the_unchanged_step_time() -> None:
     before = communicating(all_reduce=(4, 20_971_520), broadcast=(2, 1024))
     red = row(communicating(all_reduce=(6, 20_971_528), broadcast=(2, 1024)), before, label="a", accept="pytest")
     assert terminal.failure(red) == text("""
@@ -204,7 +204,7 @@ def test_one_collective_more_says_which_and_that_the_step_takes_as_long() -> Non
         """)  # noqa: E501
 
 
-def test_what_no_launch_was_left_to_tell_is_in_doubt_and_not_ok() -> None:
+def test_a_metric_without_enough_launches_is_in_doubt_and_not_ok() -> None:
     now, before = measured(185.0, kernels=12.0), measured(100.0, kernels=10.0)
     verdict = judge(now, before, policy=Policy(first=3, last=10))
     red = row(now, before, label="a", verdict=verdict)
@@ -212,8 +212,8 @@ def test_what_no_launch_was_left_to_tell_is_in_doubt_and_not_ok() -> None:
     assert line.endswith(": in doubt")
 
 
-def test_a_share_of_a_collective_is_the_same_whether_or_not_it_was_stored() -> None:
-    """The other side of a run that compares two never was: it has all the digits of one in three steps."""
+def test_unrounded_fractions_of_collectives_compare_as_equal() -> None:
+    """With ``--against``, the other side was never stored. One collective in three steps keeps all its digits there."""
     one = measured(100.0, collectives=1 / 3)
     third = {"all_reduce": {"calls": 1 / 3, "bytes": 4.0}}
     side = dataclasses.replace(
@@ -222,14 +222,14 @@ def test_a_share_of_a_collective_is_the_same_whether_or_not_it_was_stored() -> N
     assert "all_reduce" not in terminal.failure(row(side, side, label="a"))
 
 
-def test_a_baseline_of_before_collectives_were_counted_says_nothing_of_them() -> None:
+def test_a_baseline_without_collective_counts_reports_none() -> None:
     slower = dataclasses.replace(communicating(all_reduce=(4, 8)), launches=measured(120.0).launches)
     assert "all_reduce" not in terminal.failure(row(slower, measured(100.0), label="a"))
     now = communicating(all_reduce=(4, 8))
     assert row(now, measured(100.0), label="a").verdict.outcome == "ok"
 
 
-def test_what_is_not_the_same_in_every_launch_is_said_once_for_all_rows() -> None:
+def test_counts_that_vary_between_launches_are_noted_once_for_all_rows() -> None:
     before = steps(100.0, 100.0, 100.0, kernels=10)
     now = record(*(launch(kernels=kernels) for kernels in (10, 11, 11)))
     assert terminal.notes([row(now, before, label=label) for label in ("a", "b")]) == [
@@ -237,14 +237,14 @@ def test_what_is_not_the_same_in_every_launch_is_said_once_for_all_rows() -> Non
     ]
 
 
-def test_kernels_that_a_compiler_chose_are_told_row_by_row() -> None:
+def test_kernel_counts_of_compiled_steps_are_noted_for_each_row() -> None:
     before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (1066, 1067))
     assert terminal.notes([row(now, before, label="compiled")]) == [
         f"not judged: kernels a step, {GENERATED}: compiled (1,066 → 1,067)"
     ]
 
 
-def test_a_row_of_two_sides_says_which_and_how_to_run_it_again() -> None:
+def test_a_red_row_of_against_names_the_other_side_and_the_command() -> None:
     sides = dataclasses.replace(
         REGRESSION,
         baseline_path=None,
@@ -265,7 +265,7 @@ def test_a_row_of_two_sides_says_which_and_how_to_run_it_again() -> None:
     ("flops", "now", "moved"),
     [(14901161193848, "14,901,161,193,848", "under 0.01% more"), (13411045074462, "13,411,045,074,462", "10.0% less")],
 )
-def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str) -> None:
+def test_a_change_in_flops_is_incomparable_and_neither_better_nor_worse(flops: int, now: str, moved: str) -> None:
     other = row(measured(100.0, flops_per_step=flops), label="a", accept="pytest --save-baseline")
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
@@ -280,7 +280,7 @@ def test_other_work_is_neither_better_nor_worse(flops: int, now: str, moved: str
         """)
 
 
-def test_a_crash_says_its_reason_and_shows_its_log() -> None:
+def test_a_crash_report_has_the_reason_and_the_log() -> None:
     assert terminal.failure(CRASH) == text("""
         crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps
 
@@ -291,12 +291,12 @@ def test_a_crash_says_its_reason_and_shows_its_log() -> None:
 
 
 def under(ms: float, **conditions: float) -> Record:
-    """Launches of two devices, the second under these conditions."""
+    """Launches on two devices, the second one under these conditions."""
     known = {name: [normal, conditions.get(name, normal)] for name, normal in (("sm_mhz", 1980.0), ("hw_thermal", 0.0))}
     return record(*[launch(ms, conditions=known)] * 3)
 
 
-def test_a_machine_that_is_to_blame_is_named_and_nothing_is_to_be_accepted() -> None:
+def test_a_report_that_blames_the_machine_offers_no_accept_command() -> None:
     found = row(under(130.0, sm_mhz=1410.0, hw_thermal=0.63), under(100.0), label="sharding[zero2-dp4]")
     assert terminal.failure(found) == text("""
         environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
@@ -315,7 +315,7 @@ def machine(now: Record, then: Record, **replaced: Any) -> list[str]:
     return [line for line in lines if line.startswith("  machine")]
 
 
-def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None:
+def test_a_red_report_says_whether_the_machine_matched_the_baseline() -> None:
     assert machine(under(130.0), under(100.0)) == ["  machine   no recorded condition is worse than for the baseline"]
     told = record(*[launch(130.0, conditions={"sm_mhz": [1980.0, 1980.0], "host_rate": [12.0]})] * 3)
     said = "no recorded condition is worse than for the baseline\n            not recorded with the baseline: host_rate"
@@ -327,7 +327,7 @@ def test_a_regression_says_whether_the_machine_was_as_for_the_baseline() -> None
     assert machine(under(130.0), under(100.0), against="main") == [], "sides that took turns are not held against it"
 
 
-def test_of_the_machine_nothing_is_said_where_nothing_was_compared() -> None:
+def test_without_a_comparison_the_report_does_not_mention_the_machine() -> None:
     now, then = under(100.0), under(100.0)
     capped = (("power_cap_w", 700, 500),)
     rows = [
@@ -338,7 +338,7 @@ def test_of_the_machine_nothing_is_said_where_nothing_was_compared() -> None:
     assert [one for one in rows if "  machine" in terminal.failure(one)] == []
 
 
-def test_a_machine_unlike_the_baselines_is_said_of_what_passes_too() -> None:
+def test_notes_name_passed_rows_on_a_machine_unlike_the_baselines() -> None:
     rows = [row(under(100.0, hw_thermal=share), under(100.0), label=f"thermal {share}") for share in (0.0, 0.4, 0.5)]
     assert terminal.notes(rows) == [
         "the machine was in a worse state than for the baseline: thermal 0.4, thermal 0.5: for example"
@@ -353,13 +353,13 @@ def suspects(*listed: tuple[str, str, str]) -> list[str]:
 
 
 def own_code(then: dict[str, str], now: dict[str, str], **replaced: Any) -> list[str]:
-    """What a red row says of the project's code."""
+    """The lines of a red row on the project's code."""
     red, before = (dataclasses.replace(one, code=code) for one, code in ((measured(120.0), now), (BASELINE, then)))
     said = terminal.failure(row(red, before, label="a", **replaced)).splitlines()
     return [line.removeprefix("  your code ") for line in said if line.startswith("  your code")]
 
 
-def test_a_red_row_says_which_of_its_own_files_are_others() -> None:
+def test_a_red_row_names_the_changed_files_of_its_step() -> None:
     then = {"a.py": "1", "b.py": "2", "gone.py": "3"}
     assert own_code(then, {"a.py": "1", "b.py": "9", "new.py": "4"}) == [
         "3 of 4 files that this step imports differ from the baseline's: b.py, gone.py, new.py"
@@ -374,12 +374,12 @@ def test_a_red_row_says_which_of_its_own_files_are_others() -> None:
     assert own_code(many, dict.fromkeys(many, "2"))[0].endswith("'s: 0.py, 1.py, 2.py, 3.py, 4.py, 5.py, and 2 more")
 
 
-def test_where_nothing_differs_that_is_said_too() -> None:
+def test_a_red_row_says_if_nothing_recorded_differs() -> None:
     assert suspects() == ["  differs   nothing in the recorded environment"]
 
 
 @pytest.mark.parametrize(("count", "shown", "last"), [(12, 12, "11: a → b"), (13, 13, "and 1 more")])
-def test_of_many_suspects_the_first_are_shown(count: int, shown: int, last: str) -> None:
+def test_only_the_first_of_many_suspects_are_shown(count: int, shown: int, last: str) -> None:
     lines = suspects(*((str(number), "a", "b") for number in range(count)))
     assert (lines[0], len(lines), lines[-1]) == ("  differs   0: a → b", shown, f"            {last}")
 
@@ -410,7 +410,7 @@ def test_of_many_suspects_the_first_are_shown(count: int, shown: int, last: str)
         "median of the launches",
     ],
 )
-def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, words: str) -> None:
+def test_a_save_line_says_what_was_replaced(now: Record, replaced: Record | None, words: str) -> None:
     save = Saved(path=Path("baselines/h200-sxm/x.json"), record=now, replaced=replaced)
     assert (
         terminal.saved([save, save]).splitlines()
@@ -422,7 +422,7 @@ def test_a_save_says_what_it_replaced(now: Record, replaced: Record | None, word
 
 
 def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
-    """Of a hundred rows the table alone is longer than a screen."""
+    """The table of a hundred rows is longer than a screen."""
     rows = [OK, CRASH, NEW, NEWER]
     report = markdown.report(rows, "4 × NVIDIA H200", {})
     assert report == (
@@ -456,8 +456,8 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
     )
 
 
-def test_what_fails_in_this_session_alone_is_said_as_a_failure_and_not_again_as_a_note() -> None:
-    """Where ``CI`` is set a row without a baseline fails, and an improvement where that is asked for."""
+def test_a_row_that_fails_only_in_this_session_is_a_failure_and_no_note() -> None:
+    """With ``CI`` set, a row without a baseline fails. With ``--fail-on-improvement``, an improvement fails."""
     better = row(measured(80.0), label="sharding[fast-dp4]", fails=True, accept="pytest --save-baseline")
     report = markdown.report([OK, better, dataclasses.replace(NEW, fails=True), NEWER], "header", {})
     firsts = re.findall("<details open><summary>(improvement|no-baseline): sharding", report)
@@ -466,13 +466,13 @@ def test_what_fails_in_this_session_alone_is_said_as_a_failure_and_not_again_as_
     assert terminal.notes([better, dataclasses.replace(NEW, fails=True)]) == []
 
 
-def test_markdown_says_a_drift_before_the_table_and_that_there_are_too_few_nights_after_it() -> None:
+def test_markdown_shows_drifts_before_the_table_and_short_histories_after() -> None:
     drift, few = "drift: a: step time 2.4% worse since 2026-10-02", "history: 3 nights of these rows"
     report = markdown.report([OK], "header", {}, [few, drift])
     assert report.index(f"\n- {drift}\n") < report.index("| case ") < report.index(f"\n- {few}\n")
 
 
-def test_markdown_unfolds_the_first_failures_and_of_each_shows_the_first_line() -> None:
+def test_markdown_unfolds_the_first_failures_and_titles_all_of_them() -> None:
     reason = "TypeError: <class 'int'> & <lambda>"
     crash = dataclasses.replace(CRASH, verdict=dataclasses.replace(CRASH.verdict, reason=reason))
     report = markdown.report([crash] * 5, "header", {})
@@ -480,7 +480,7 @@ def test_markdown_unfolds_the_first_failures_and_of_each_shows_the_first_line() 
     assert (report.count(f"<details open>{said}"), report.count(f"<details>{said}")) == (3, 2)
 
 
-def test_markdown_of_a_night_in_which_all_crashed_is_small_enough_for_github() -> None:
+def test_markdown_of_400_crashes_is_small_enough_for_github() -> None:
     rows = [dataclasses.replace(CRASH, label=f"row[{number}]", detail="x" * 5000) for number in range(400)]
     report = markdown.report(rows, "header", {})
     assert len(report.encode()) < 2**20
@@ -489,11 +489,11 @@ def test_markdown_of_a_night_in_which_all_crashed_is_small_enough_for_github() -
     assert "- crash: row[399]: rank 1 was killed by SIGSEGV while timing 20 steps\n" in report
 
 
-def test_markdown_of_all_that_is_well_is_the_table_alone() -> None:
+def test_markdown_of_ok_rows_is_only_the_table() -> None:
     assert markdown.report([OK], "header", {}).count("\n\n") == 2
 
 
-def test_tables_of_the_suite_follow_under_their_titles() -> None:
+def test_tables_of_the_suite_follow_with_their_titles() -> None:
     cells = pd.DataFrame({"case": ["a", "b"], "gain": ["+3.1%", ""], "where": ["b64 × 512", "b8 × 128"]})
     assert markdown.report([OK], "header", {"Best of the grid": cells}).endswith(
         text("""
@@ -509,15 +509,15 @@ def test_tables_of_the_suite_follow_under_their_titles() -> None:
     )
 
 
-# Where a step's time goes
+# Parts of a step
 
 
-def test_a_row_whose_host_sets_the_pace_says_so() -> None:
+def test_notes_name_host_bound_rows() -> None:
     rows = [row(measured(100.0, host_ms=host_ms), label=f"host {host_ms}") for host_ms in (89.0, 91.0)]
     assert terminal.notes(rows) == ["host-bound: host 91.0: the host's time to issue a step sets the step time"]
 
 
-def test_a_red_row_says_which_part_of_the_step_grew() -> None:
+def test_a_red_row_shows_which_part_of_the_step_grew() -> None:
     then = measured(100.0, compute_ms=60.0, exposed_communication_ms=30.0, host_ms=50.0)
     now = measured(120.0, compute_ms=60.1, exposed_communication_ms=49.8, host_ms=50.2)
     lines = terminal.failure(row(now, then, label="sharding[ddp-dp4]")).splitlines()
@@ -529,14 +529,14 @@ def test_a_red_row_says_which_part_of_the_step_grew() -> None:
     ]
 
 
-def test_a_part_that_is_judged_has_one_figure() -> None:
-    """Judged is Huber's middle of the launches, which is not their median."""
+def test_a_judged_part_has_one_figure_in_the_whole_report() -> None:
+    """The judged figure is Huber's estimate of the launches' middle, which differs from their median."""
     parts = [metric("compute_ms", values) for values in ([27.5, 27.6, 28.4], [27.5, 28.3, 28.4])]
     said = terminal.failure(row(parts[1], parts[0], label="a"))
     judged, part = re.findall(r"compute time of the device: (.*?) ms", said)
     assert [f"{float(figure):.2f}" for figure in judged.split(" → ")] == part.split(" → ")
 
 
-def test_two_tests_of_one_case_are_said_to_be_one_measurement() -> None:
+def test_notes_say_that_two_tests_of_one_case_share_a_measurement() -> None:
     again = dataclasses.replace(OK, label="graph[eager-dp4]", same_as=OK.label)
     assert terminal.notes([OK, again]) == ["graph[eager-dp4] is the same case as sharding[ddp-dp4]: measured once"]

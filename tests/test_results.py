@@ -1,4 +1,4 @@
-"""The page of stored results: everything stored is on it, everything missing is named."""
+"""The page of results shows every stored row and names every missing row."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def stored(label: str, mesh: str, *step_ms: float) -> Record:
 
 
 def said(*arguments: str) -> str:
-    """By a Python of its own: pytest inside pytest would share its modules."""
+    """The output of a Python process of its own. A pytest inside this one would share its modules."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def test_the_page_has_what_is_stored_and_names_what_is_not() -> None:
+def test_the_page_shows_stored_rows_and_names_missing_rows() -> None:
     records = [
         stored("sharding[ddp-dp4]", "dp4", 100.0, 102.0, 98.0),
         record(failed("oom"), label="sharding[big-dp4]", of=case(mesh="dp4", model="other", strategy="big")),
@@ -75,9 +75,9 @@ def test_a_rank_that_drives_several_devices_counts_them_all() -> None:
     assert "No stored result uses more than 4 devices." in text
 
 
-def test_a_row_is_its_case_whatever_it_is_called() -> None:
-    """A second name of a stored case has its result; a name whose case has changed since has none. Where the case of a
-    row is not known, as where its library is not here, the name has to do."""
+def test_results_belong_to_cases_and_not_to_row_names() -> None:
+    """A second row of a stored case shows its result. A row whose case has changed since shows none. If a row's case is
+    unknown, because its library is not installed, the name decides."""
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
     old = record(launch(samples_per_s=1.0), label="other[old]", of=case(builder="suite:other", mesh="dp1", model="x"))
     unknown = record(launch(samples_per_s=1.0), label="other[unknown]", of=case(builder="suite:third", mesh="dp1"))
@@ -100,8 +100,8 @@ def test_a_row_is_its_case_whatever_it_is_called() -> None:
     )
 
 
-def test_cases_of_a_device_are_known_without_it() -> None:
-    """Two suites that run one configuration are seen to, in the formats of that device and on any number of it."""
+def test_the_cases_of_a_device_are_listed_without_that_device() -> None:
+    """Two suites with one configuration list one case, in the formats of that device, on any number of devices."""
     ask = """
 import json
 from pathlib import Path
@@ -116,8 +116,8 @@ print(json.dumps(listed([Path("bench_tests")], "h200", root=Path.cwd()), default
     assert rows["parallel_3d[torch-1f1b-tp4-pp4]"].endswith(" @ tp4-pp4")
 
 
-def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
-    """So are those that do not say: nobody knows whether the suite measures the same today."""
+def test_rows_of_other_code_are_marked_and_counted() -> None:
+    """So are rows that do not name their code, because nobody knows whether the suite still measures the same."""
     records = [stored(f"sharding[{mesh}]", mesh, 100.0) for mesh in ("dp1", "dp2", "dp4")]
     _, other, silent = (record.case.id for record in records)
     code = Stale(other={other: ["bench_tests/steps/train.py"]}, silent=frozenset({silent}), labels={})
@@ -130,13 +130,13 @@ def test_a_row_of_other_code_is_marked_and_all_are_counted() -> None:
     assert [row[-1] for row in rows] == ["", "*", "?"]
 
 
-def test_a_page_of_everything_says_so() -> None:
+def test_a_page_with_all_rows_says_so() -> None:
     one = stored("sharding[ddp-dp4]", "dp4", 100.0)
     all_of_it = page("h200", [one], {one.label: Listed(case=one.case.id)}, FRESH)
     assert all_of_it.endswith("Every row that runs without `--grid` has a result.\n")
 
 
-def test_baselines_are_found_by_a_family_and_by_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baselines_are_found_by_family_and_by_kind_of_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / kind / "x.json" for kind in ("h200-nvl-141gb", "h200-sxm-141gb")]
     for file in files:
         file.parent.mkdir()
@@ -146,7 +146,7 @@ def test_baselines_are_found_by_a_family_and_by_a_kind(tmp_path: Path, monkeypat
     assert [baselines.stored(name) for name in ("h200", "h200-sxm-141gb", "a100", "x")] == [{**nvl, **sxm}, sxm, {}, {}]
 
 
-def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_kinds_of_one_family_are_refused_on_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("h200-sxm-141gb", "h200-nvl-141gb"):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "x.json").touch()
@@ -156,5 +156,5 @@ def test_two_kinds_of_one_family_are_not_put_on_one_page(tmp_path: Path, monkeyp
 
 
 def cells(line: str) -> list[str]:
-    """Of a line of a Markdown table, and four empty ones of any other."""
+    """The cells of a line of a Markdown table, or four empty cells for any other line."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else [""] * 4

@@ -1,4 +1,4 @@
-"""A value that pytest took for a path of tests is noticed where that led to another root, and nowhere else."""
+"""pytest may take an option's value for a test path. The run stops only if pytest then found another root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS: dict[str, dict[str, str]] = {
 
 @pytest.fixture
 def mine(pytester: pytest.Pytester) -> Path:
-    """A project's folder, with another one beside it."""
+    """A project's folder, with another project's folder beside it."""
     for name in ("mine/tests/test_it.py", "other/x.md"):
         (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
         (pytester.path / name).write_text("def test_plain(): pass\n")
@@ -35,7 +35,7 @@ def mine(pytester: pytest.Pytester) -> Path:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_our_rules_are_those_of_pytest(
+def test_our_root_search_finds_the_same_root_as_pytest(
     mine: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     for name, text in LAYOUTS[layout].items():
@@ -60,7 +60,7 @@ def collect(project: pytest.Pytester, *words: str) -> pytest.RunResult:
 
 @pytest.fixture
 def project(mine: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Its conftest.py needs what the ini file says, and another project lies beside it."""
+    """A project whose conftest.py needs its ini file, with another project beside it."""
     (mine / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = 'lib'\n")
     (mine / "lib").mkdir()
     (mine / "lib" / "of_mine.py").touch()
@@ -70,9 +70,7 @@ def project(mine: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("flag", ["--report-md", "--baseline-dir", "--history", "--results", "--against"])
-def test_a_value_that_leads_to_another_root_stops_the_run_and_the_form_that_works_is_said(
-    project: pytest.Pytester, flag: str
-) -> None:
+def test_a_value_that_changes_the_root_stops_the_run_and_names_the_fix(project: pytest.Pytester, flag: str) -> None:
     value = project.path / "other" / ("x.md" if flag == "--report-md" else "")
     result = collect(project, flag, str(value))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -80,34 +78,32 @@ def test_a_value_that_leads_to_another_root_stops_the_run_and_the_form_that_work
         f"ERROR: {flag} {value} made pytest use {project.path} as the project's root instead of"
         f" {project.path / 'mine'}: write {flag}={value}\n"
     )
-    if flag != "--against":  # no folder is a value of it
+    if flag != "--against":  # --against takes no folder
         assert collect(project, f"{flag}={value}").ret == 0
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("--report-md", "../other/x.md", "tests"),  # which is searched too
+        ("--report-md", "../other/x.md", "tests"),  # pytest searches from tests too
         ("--report-md", "../other/new.md"),
         ("--results", "tests"),
         ("--report-md", "../other/x.md", "-c", "pyproject.toml"),
     ],
 )
-def test_where_the_root_is_the_same_nothing_is_said(project: pytest.Pytester, words: Sequence[str]) -> None:
+def test_a_value_that_keeps_the_root_is_accepted(project: pytest.Pytester, words: Sequence[str]) -> None:
     result = collect(project, *words)
     assert "made pytest" not in result.stderr.str()
     result.stdout.fnmatch_lines([f"rootdir: {project.path / 'mine'}"])
 
 
-def test_a_value_among_the_options_of_the_environment_is_noticed_too(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_in_pytest_addopts_is_noticed_too(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_ADDOPTS", "--report-md '../other/x.md'")
     result = collect(project, "--results", "new")
     result.stderr.fnmatch_lines(["ERROR: --report-md ../other/x.md made pytest *: write --report-md=../other/x.md"])
 
 
-def test_a_given_root_does_not_hide_that_another_ini_file_is_read(project: pytest.Pytester) -> None:
+def test_a_given_rootdir_does_not_hide_another_ini_file(project: pytest.Pytester) -> None:
     result = collect(project, "--rootdir", ".", "--report-md", "../other/x.md")
     result.stderr.fnmatch_lines(
         [f"ERROR: * made pytest read no ini file instead of {project.path}/mine/pyproject.toml: write --report-md=*"]

@@ -1,4 +1,4 @@
-"""What a runner makes of launches, without starting any: which baseline, which reference, and what was saved."""
+"""The runner's choice of baseline and reference, its launches and what it saves. No rank is started."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ Run = Callable[..., Row]
 
 
 class Machine:
-    """Stands where ranks are started: every launch ends as the test says."""
+    """A stand-in for the launcher. Every launch ends as the test says."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.ended = RAN
         self.endings: Iterator[LaunchResult] = iter(())
-        """Of the first launches."""
+        """Results of the first launches."""
         self.step_ms: Iterator[float] = iter(())
-        """Step times of the launches to come; after the last, ``ended``."""
+        """Step times of the next launches. After the last one, launches end as ``ended``."""
         self.seen: dict[str, Any] = {}
-        """What else their traces hold."""
+        """Other fields of their traces."""
         self.devices: Iterator[dict[str, list[float]]] = itertools.repeat({})
-        """What their devices ran under."""
+        """Conditions of their devices."""
 
     def __call__(self, job: Job, **_: Any) -> LaunchResult:
         self.jobs.append(job)
@@ -91,7 +91,7 @@ def save(folder: Path, stored: Record) -> Path:
 # One name, one builder
 
 
-def test_two_builders_of_one_case_id_are_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
+def test_two_builders_with_one_case_id_are_refused_before_any_launch(tmp_path: Path, machine: Machine) -> None:
     first, second = case(builder="mine.a:step"), case(builder="mine.b:step")
     of = made(tmp_path)
     row(of, first)
@@ -106,21 +106,21 @@ def test_two_builders_of_one_case_id_are_refused_before_anything_is_started(tmp_
     assert row(of, first).verdict.outcome == "no-baseline", "the first one may run again"
 
 
-def test_builders_of_one_name_with_other_parameters_are_other_cases(tmp_path: Path, machine: Machine) -> None:
+def test_builders_of_one_name_with_different_parameters_are_two_cases(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     for one in (case(builder="mine.a:step", width=1), case(builder="mine.b:step", width=2)):
         assert row(of, one).record is not None
     assert len(machine.jobs) == 2
 
 
-def test_a_baseline_that_is_missing_because_its_case_was_changed_says_so(tmp_path: Path, machine: Machine) -> None:
+def test_a_missing_baseline_names_the_changed_parameter(tmp_path: Path, machine: Machine) -> None:
     stored = dataclasses.replace(record(of=case(width=64)), label="mine", hardware=HARDWARE.id)
     save(tmp_path, stored)
     reason = str(row(made(tmp_path), case(width=65)).verdict.reason)
     assert reason.endswith("--save-baseline stores one; the stored mine is another case: width 64 → 65")
 
 
-def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path, machine: Machine) -> None:
+def test_only_cases_of_one_builder_share_a_reference(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     reference = Reference(params={"sharded": False}, loss_tolerance=0.05)
     for builder, mesh in (("mine.a:step", "dp2"), ("mine.a:step", "dp4"), ("mine.b:step", "tp2")):
@@ -132,7 +132,7 @@ def test_a_reference_is_shared_by_the_cases_of_one_builder_alone(tmp_path: Path,
 
 
 def test_a_reference_trains_as_many_steps_as_are_compared(tmp_path: Path, machine: Machine) -> None:
-    """A case that compares more does not share the shorter one."""
+    """A case that compares more steps does not share the shorter reference."""
     of = made(tmp_path)
     for width, last in ((1, 12), (1, 16), (2, 12)):
         one = case(width=width, last=last)
@@ -142,13 +142,13 @@ def test_a_reference_trains_as_many_steps_as_are_compared(tmp_path: Path, machin
 
 
 @pytest.mark.parametrize("steps", [(0, 12), (5, 5), (6, 5)])
-def test_losses_are_compared_over_steps_that_there_are(steps: tuple[int, int]) -> None:
+def test_an_impossible_range_of_compared_steps_is_refused(steps: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"^losses are compared from one step to a later one, the first being 1, not "):
         Reference(params={}, loss_tolerance=0.05, loss_steps=steps)
 
 
-def test_a_reference_leaves_out_what_it_replaces_by_none(tmp_path: Path, machine: Machine) -> None:
-    """So that cases which differ in that parameter share one, and so does the case that never had it."""
+def test_a_reference_leaves_out_parameters_that_it_sets_to_none(tmp_path: Path, machine: Machine) -> None:
+    """Cases that differ only in such a parameter, or do not have it, share one reference."""
     of, reference = made(tmp_path), Reference(params={"graph": None}, loss_tolerance=0.05)
     for one in (case(width=1), case(width=1, graph="a"), case(width=1, graph="b")):
         assert row(of, one, reference).verdict.outcome == "no-baseline"
@@ -158,7 +158,7 @@ def test_a_reference_leaves_out_what_it_replaces_by_none(tmp_path: Path, machine
 # A stored file that cannot be used
 
 
-def test_a_broken_baseline_is_refused_before_anything_is_started(tmp_path: Path, machine: Machine) -> None:
+def test_a_broken_baseline_is_refused_before_any_launch(tmp_path: Path, machine: Machine) -> None:
     save(tmp_path, record()).write_text("<<<<<<< HEAD\n")
     with pytest.raises(ValueError, match=r"cannot be read as a record.*; --save-baseline writes a new one$"):
         row(made(tmp_path), case())
@@ -177,7 +177,7 @@ def test_saving_ignores_a_broken_baseline(tmp_path: Path, machine: Machine) -> N
 
 @pytest.mark.parametrize("stored", [None, record(), record(failed("oom"))], ids=["none", "ok", "oom"])
 @pytest.mark.parametrize(("ended", "outcome"), [(RAN, "saved"), (FAILURES["oom"], "oom")], ids=["ran", "oom"])
-def test_what_is_saved_passes_in_ci_too(
+def test_a_saved_row_passes_in_ci_too(
     ended: LaunchResult, outcome: str, stored: Record | None, tmp_path: Path, machine: Machine
 ) -> None:
     if stored is not None:
@@ -188,7 +188,7 @@ def test_what_is_saved_passes_in_ci_too(
     assert not found.verdict.fails(ci=True)
 
 
-def test_memory_that_ran_out_after_launches_that_fitted_is_not_saved(tmp_path: Path, machine: Machine) -> None:
+def test_an_oom_after_launches_that_fitted_is_not_saved(tmp_path: Path, machine: Machine) -> None:
     path = save(tmp_path, record())
     before = path.read_text()
     machine.step_ms, machine.ended = iter([10.0, 10.0]), FAILURES["oom"]
@@ -214,10 +214,10 @@ def test_memory_that_ran_out_after_launches_that_fitted_is_not_saved(tmp_path: P
     ],
     ids=["by chance", "then a crash", "it does not fit", "as before", "new"],
 )
-def test_where_a_baseline_fitted_memory_must_run_out_twice(
+def test_an_oom_replaces_a_fitting_baseline_only_after_two_launches(
     then: LaunchResult, stored: Record | None, launches: int, reason: str | None, tmp_path: Path, machine: Machine
 ) -> None:
-    """Another process may have had the device's memory: every night that fits would then be better, and none slower."""
+    """Another process may have taken the memory. With an oom stored, later nights are better and never slower."""
     if stored is not None:
         save(tmp_path, stored)
     machine.endings, machine.ended = iter([FAILURES["oom"]]), then
@@ -226,7 +226,7 @@ def test_where_a_baseline_fitted_memory_must_run_out_twice(
     assert found.reason == (reason or "because")
 
 
-def test_one_launch_out_of_memory_stores_nothing_where_the_run_has_no_time_for_a_second(
+def test_one_oom_without_time_for_a_second_launch_stores_nothing(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, record())
@@ -236,8 +236,8 @@ def test_one_launch_out_of_memory_stores_nothing_where_the_run_has_no_time_for_a
     assert (found.outcome, len(machine.jobs)) == ("invalid", 1)
 
 
-def test_a_builder_that_has_another_module_than_its_baselines_is_said(tmp_path: Path, machine: Machine) -> None:
-    """It was moved, or it is another one of the same name and parameters."""
+def test_a_red_row_names_a_builder_whose_module_changed(tmp_path: Path, machine: Machine) -> None:
+    """The builder was moved, or it is another builder with the same name and parameters."""
     elsewhere = dataclasses.replace(case(), builder="elsewhere:" + case().builder.partition(":")[2])
     save(tmp_path, record(*[launch(10.0)] * 3, of=elsewhere))
     found = row(made(tmp_path), case()).verdict
@@ -245,7 +245,7 @@ def test_a_builder_that_has_another_module_than_its_baselines_is_said(tmp_path: 
     assert found.suspects[0] == ("builder", elsewhere.builder, case().builder)
 
 
-def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
+def test_a_timeout_near_the_end_of_the_run_blames_the_run_limit(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.ended = FAILURES["timeout"]
@@ -260,10 +260,8 @@ def test_a_launch_that_the_run_had_no_time_for_is_not_called_slow(
     assert [round(job.limit_s) for job in machine.jobs[-2:]] == [55, 10]
 
 
-def test_each_step_of_a_reference_may_take_as_long_as_a_launch_and_all_no_longer_than_the_run(
-    tmp_path: Path, machine: Machine
-) -> None:
-    """It does on one rank what many share in a launch."""
+def test_a_step_of_a_reference_may_take_as_long_as_a_launch(tmp_path: Path, machine: Machine) -> None:
+    """One rank of the reference does the work of all ranks. Its steps together may take as long as the run."""
     reference = Reference(params={}, loss_tolerance=0.1)
     assert row(made(tmp_path), case(), reference).verdict.outcome == "no-baseline"
     row(made(tmp_path, run_timeout="1000"), case(), reference)
@@ -280,15 +278,15 @@ def test_each_step_of_a_reference_may_take_as_long_as_a_launch_and_all_no_longer
     assert found.reason == "the unsharded reference failed: because", "the run has time left"
 
 
-def test_a_hang_is_not_put_down_to_a_run_that_has_time_left(tmp_path: Path, machine: Machine) -> None:
-    """Where the run may take less than a launch, each launch is given what is left; a collective waits half of that."""
+def test_a_timeout_under_a_short_run_limit_states_the_time_that_was_left(tmp_path: Path, machine: Machine) -> None:
+    """Under a run limit below the launch limit, a launch gets the time that is left, and a collective half of it."""
     machine.ended = FAILURES["timeout"]
     said = row(made(tmp_path, run_timeout="100"), case()).verdict.reason
     assert said == "100 s of the run's 100 s (--run-timeout) were left for it: because"
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "crash"])
-def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine) -> None:
+def test_a_failed_launch_is_not_saved(outcome: str, tmp_path: Path, machine: Machine) -> None:
     machine.ended = FAILURES[outcome]
     found = row(made(tmp_path, save_baseline="true"), case())
     assert (found.verdict.outcome, found.verdict.reason) == (outcome, "because")
@@ -308,7 +306,7 @@ def test_what_failed_is_not_saved(outcome: str, tmp_path: Path, machine: Machine
         (FAILURES["crash"], None, "crash", False),
     ],
 )
-def test_how_to_accept_is_said_where_saving_would_help(
+def test_the_accept_command_is_offered_only_if_saving_would_help(
     ended: LaunchResult, stored: Record | None, outcome: str, offered: bool, tmp_path: Path, machine: Machine
 ) -> None:
     if stored is not None:
@@ -318,9 +316,7 @@ def test_how_to_accept_is_said_where_saving_would_help(
     assert (found.verdict.outcome, found.accept) == (outcome, "pytest --save-baseline" if offered else "")
 
 
-def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_saved(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_a_reference_out_of_memory_makes_the_row_invalid_and_saves_nothing(tmp_path: Path, machine: Machine) -> None:
     """Otherwise every row of a small card would be a green "oom" without having run."""
     machine.ended = FAILURES["oom"]
     found = row(made(tmp_path, save_baseline="true"), case(), Reference(params={}, loss_tolerance=0.1))
@@ -328,8 +324,8 @@ def test_where_the_unsharded_model_does_not_fit_nothing_is_known_and_nothing_is_
     assert found.verdict.fails(ci=False) and len(machine.jobs) == 1
 
 
-def test_a_first_launch_that_cannot_be_believed_is_the_last(tmp_path: Path, machine: Machine) -> None:
-    """Its ranks ended well, and its figures are wrong: nothing more is started, on either side."""
+def test_an_invalid_first_launch_is_the_last(tmp_path: Path, machine: Machine) -> None:
+    """Its ranks ended normally, but its figures are wrong. Neither side starts another launch."""
     wrong = LaunchResult(traces=(trace(0), trace(1, digest_after="other")))
     machine.ended = wrong
     alone = row(made(tmp_path, launches="3"), case())
@@ -348,8 +344,8 @@ def test_two_tests_of_one_case_share_one_measurement(tmp_path: Path, machine: Ma
     assert second.record is first.record
 
 
-def test_a_case_that_is_to_be_measured_in_two_ways_is_refused(tmp_path: Path, machine: Machine) -> None:
-    """Sharing would let a test with a reference take over what was never held against one."""
+def test_one_case_with_and_without_a_reference_is_refused(tmp_path: Path, machine: Machine) -> None:
+    """Otherwise a test with a reference could take over a measurement that was never compared with one."""
     of = made(tmp_path)
     row(of, case())
     with pytest.raises(ValueError, match=r"^mine and mine would share the baseline of .*, and differ in"):
@@ -361,7 +357,7 @@ def test_a_case_that_is_to_be_measured_in_two_ways_is_refused(tmp_path: Path, ma
 
 
 class Elsewhere:
-    """The other side, whose launches take ``step_ms``; ``order`` notes whose turn it was."""
+    """The other side. Its launches take ``step_ms``, and ``order`` records the turns."""
 
     name = "main (0123456789ab)"
     import_path = ("/checkout",)
@@ -383,7 +379,7 @@ class Elsewhere:
 
 
 class HereNoted(Here):
-    """This side, noting its turns in a list."""
+    """This side, which records its turns in a list."""
 
     order: ClassVar[list[str]] = []
 
@@ -401,7 +397,7 @@ def compared(
     reference: Reference | None = None,
     **options: str,
 ) -> tuple[Row, str]:
-    """A row that is compared with another side, and whose turn each launch was."""
+    """A row compared with another side, and the turns: ``A`` is the other side, ``B`` is this side."""
     machine.step_ms = iter(step_ms)
     HereNoted.order.clear()
     of = Runner(
@@ -416,7 +412,7 @@ def compared(
 
 
 def test_two_sides_take_turns_and_are_judged_in_pairs(tmp_path: Path, machine: Machine) -> None:
-    """Every launch is 10 % slower than the last, and no side slower than the other: what a baseline cannot tell."""
+    """Every launch is 10 % slower than the one before, and the sides are equal. A baseline could not show that."""
     ms = [100 * 1.1**launch for launch in range(12)]
     found, order = compared(
         tmp_path, machine, ms[1], ms[2], ms[5], ms[6], ms[9], ms[10], before=(ms[0], ms[3], ms[4], ms[7], ms[8], ms[11])
@@ -428,7 +424,7 @@ def test_two_sides_take_turns_and_are_judged_in_pairs(tmp_path: Path, machine: M
     assert found.baseline.values("step_ms")[:3] == [ms[0], ms[3], ms[4]]
 
 
-def test_a_side_that_is_slower_is_red_after_two_more_pairs(tmp_path: Path, machine: Machine) -> None:
+def test_a_slower_side_is_red_after_two_confirming_pairs(tmp_path: Path, machine: Machine) -> None:
     found, order = compared(tmp_path, machine, *[130.0] * 5, before=(100.0,) * 5)
     assert (found.verdict.outcome, order) == ("regression", "ABBAABBAAB")
     assert found.verdict.suspects == (("commit", "0123456789ab", None),)
@@ -437,7 +433,9 @@ def test_a_side_that_is_slower_is_red_after_two_more_pairs(tmp_path: Path, machi
 
 
 @pytest.mark.parametrize("broken", ["<<<<<<< HEAD", None])
-def test_stored_baselines_are_neither_read_nor_written(broken: str | None, tmp_path: Path, machine: Machine) -> None:
+def test_against_neither_reads_nor_writes_stored_baselines(
+    broken: str | None, tmp_path: Path, machine: Machine
+) -> None:
     path = save(tmp_path, record(*[launch(1.0)] * 3))
     path.write_text(broken or path.read_text())
     stored = path.read_text()
@@ -446,7 +444,7 @@ def test_stored_baselines_are_neither_read_nor_written(broken: str | None, tmp_p
     assert [(each, each.read_text()) for each in tmp_path.rglob("*.json")] == [(path, stored)]
 
 
-def test_a_builder_that_moved_is_found_on_the_other_side_through_its_baseline_there(
+def test_the_other_sides_baseline_locates_a_builder_that_moved(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "checkout"
@@ -481,7 +479,7 @@ def test_a_builder_that_moved_is_found_on_the_other_side_through_its_baseline_th
         ("oom", "oom", "oom", "out of memory, as in main (0123456789ab)"),
     ],
 )
-def test_which_side_failed_is_said(
+def test_the_reason_names_the_side_that_failed(
     mine: str, theirs: str, outcome: str, reason: str, tmp_path: Path, machine: Machine
 ) -> None:
     ends = {**FAILURES, "ok": RAN}
@@ -499,7 +497,7 @@ def test_which_side_failed_is_said(
     ],
     ids=["failed", "measured"],
 )
-def test_a_launch_whose_partner_has_no_time_counts_where_it_failed(
+def test_a_launch_without_a_partner_counts_only_if_it_failed(
     mine: list[float],
     theirs: list[float],
     ends: str,
@@ -509,14 +507,14 @@ def test_a_launch_whose_partner_has_no_time_counts_where_it_failed(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each launch takes 10 of the 75 s: after three pairs there is time for one launch more."""
+    """Each launch takes 10 s of the run's 75 s. After three pairs there is time for one more launch."""
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(HereNoted.order)))
     machine.ended = FAILURES["crash"]
     found, order = compared(tmp_path, machine, *mine, before=tuple(theirs), run_timeout="75", launches="3")
     assert (found.verdict.outcome, found.verdict.reason, order) == (ends, reason, expected)
 
 
-def test_a_failure_of_the_other_side_counts_though_ours_has_no_time(
+def test_a_failure_of_the_other_side_counts_without_time_for_our_launch(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 10.0 * len(HereNoted.order)))
@@ -528,17 +526,17 @@ def test_a_failure_of_the_other_side_counts_though_ours_has_no_time(
     assert (found.verdict.outcome, found.verdict.reason, order) == ("crash", reason, "ABBAA")
 
 
-def test_where_one_side_has_no_time_the_other_is_not_started(
+def test_no_side_starts_a_launch_if_its_partner_has_no_time(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other side's launches take 30 s of the 105, and ours 10: of 25 that are left."""
+    """A launch of the other side takes 30 s, and ours 10 s. After two pairs, 25 s of the run's 105 s are left."""
     took = {"A": 30.0, "B": 10.0}
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: sum(took[side] for side in HereNoted.order)))
     found, order = compared(tmp_path, machine, *[130.0] * 5, before=(100.0,) * 5, run_timeout="105", launches="2")
     assert (found.verdict.outcome, order) == ("noisy", "ABBA")
 
 
-def test_each_side_is_held_against_a_reference_of_its_own(tmp_path: Path, machine: Machine) -> None:
+def test_each_side_is_compared_with_its_own_reference(tmp_path: Path, machine: Machine) -> None:
     _, order = compared(
         tmp_path, machine, *[100.0] * 4, before=(100.0,) * 4, reference=Reference(params={}, loss_tolerance=0.1)
     )
@@ -589,26 +587,26 @@ def test_the_number_of_fresh_launches_is_an_option(tmp_path: Path, machine: Mach
     assert len(machine.jobs) == 3
 
 
-def test_a_launch_that_dies_in_a_row_in_doubt_is_told_as_it_is(tmp_path: Path, machine: Machine) -> None:
+def test_a_crash_while_confirming_is_reported_as_a_crash(tmp_path: Path, machine: Machine) -> None:
     machine.ended = FAILURES["crash"]
     found = nightly(tmp_path, machine, 110.0, 110.0, 110.0)
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("crash", "because", 4)
 
 
-def test_a_row_in_doubt_that_the_run_has_no_time_for_is_noisy_and_not_ok(
+def test_a_row_in_doubt_without_time_for_more_launches_is_noisy(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each launch takes 30 of the 100 s: a fourth one could not end."""
+    """Each launch takes 30 s of the run's 100 s. A fourth launch could not end in time."""
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 30.0 * len(machine.jobs)))
     found = nightly(tmp_path, machine, *[110.0] * 10, run_timeout="100")
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("noisy", runner.UNSETTLED, 3)
 
 
 @pytest.mark.parametrize(("last_s", "outcome"), [(41.0, "noisy"), (20.0, "timeout")], ids=["cut off", "hung"])
-def test_a_launch_in_doubt_that_the_end_of_the_run_cuts_off_is_not_called_a_hang(
+def test_a_confirming_launch_cut_off_by_the_run_limit_is_not_a_hang(
     last_s: float, outcome: str, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launches take 30 s, so that a fourth is started when 40 of the 130 s are left. A collective hangs for half."""
+    """Launches take 30 s, so the fourth starts with 40 s of 130 s left. A collective may wait for half of that."""
     ends = [0.0, 30.0, 60.0, 90.0, 90.0 + last_s]
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: ends[len(machine.jobs)]))
     machine.ended = FAILURES["timeout"]
@@ -626,7 +624,7 @@ def test_a_launch_in_doubt_that_the_end_of_the_run_cuts_off_is_not_called_a_hang
     ],
     ids=["time to tell", "no time left"],
 )
-def test_a_row_that_is_red_by_a_count_is_told_whether_its_step_takes_longer(
+def test_a_row_red_by_a_count_also_reports_its_step_time(
     left: dict[str, str],
     launches: int,
     words: str,
@@ -642,9 +640,7 @@ def test_a_row_that_is_red_by_a_count_is_told_whether_its_step_takes_longer(
     assert str(found.verdict.reason).startswith(words)
 
 
-def test_what_is_stored_gets_the_launches_that_were_asked_for_however_slow_it_is(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_saving_runs_the_requested_launches_however_slow_they_are(tmp_path: Path, machine: Machine) -> None:
     assert nightly(tmp_path, machine, *[110.0] * 10, save_baseline="true").verdict.outcome == "saved"
     assert len(machine.jobs) == 3
 
@@ -659,7 +655,7 @@ def test_what_is_stored_gets_the_launches_that_were_asked_for_however_slow_it_is
     ],
     ids=["agree", "apart", "no more allowed", "hopeless"],
 )
-def test_what_is_stored_gets_more_launches_where_they_let_a_night_see(
+def test_saving_adds_launches_if_they_make_later_nights_sensitive(
     step_ms: list[float],
     options: dict[str, str],
     launches: int,
@@ -672,12 +668,12 @@ def test_what_is_stored_gets_more_launches_where_they_let_a_night_see(
     assert (found.verdict.outcome, found.verdict.reason, len(machine.jobs)) == ("saved", reason, launches)
 
 
-def test_an_improvement_is_not_confirmed_unless_it_fails(tmp_path: Path, machine: Machine) -> None:
+def test_an_improvement_gets_confirming_launches_if_it_would_fail(tmp_path: Path, machine: Machine) -> None:
     assert nightly(tmp_path, machine, *[90.0] * 5, fail_on_improvement="true").verdict.outcome == "improvement"
     assert len(machine.jobs) == 5
 
 
-def test_more_rows_have_less_of_the_nights_error_each(tmp_path: Path) -> None:
+def test_more_rows_share_the_error_budget_of_the_night(tmp_path: Path) -> None:
     options = settings.read({}, {}, {"baseline_dir": str(tmp_path)}, tmp_path)
     policies = [
         Runner(
@@ -694,7 +690,7 @@ def test_more_rows_have_less_of_the_nights_error_each(tmp_path: Path) -> None:
     assert (policies[0].first, policies[0].last, policies[0].floor) == (3, 10, None)
 
 
-def test_noise_is_learned_from_the_baselines_of_this_hardware_and_broken_ones_are_left_to_their_rows(
+def test_noise_is_learned_from_baselines_and_broken_ones_are_left_out(
     tmp_path: Path,
 ) -> None:
     for width in range(4):
@@ -714,7 +710,9 @@ def test_noise_is_learned_from_the_baselines_of_this_hardware_and_broken_ones_ar
         (90.0, "now", "it is beaten"),
     ],
 )
-def test_a_stale_baseline_is_said(step_ms: float, created: str, stale: str, tmp_path: Path, machine: Machine) -> None:
+def test_the_row_says_why_its_baseline_is_stale(
+    step_ms: float, created: str, stale: str, tmp_path: Path, machine: Machine
+) -> None:
     if created == "now":
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     save(tmp_path, dataclasses.replace(BASELINE, created=created))
@@ -722,7 +720,7 @@ def test_a_stale_baseline_is_said(step_ms: float, created: str, stale: str, tmp_
     assert row(made(tmp_path, launches="3"), case()).stale == stale
 
 
-def test_a_baseline_from_before_something_was_counted_is_stale(tmp_path: Path, machine: Machine) -> None:
+def test_a_baseline_without_a_newer_count_is_stale(tmp_path: Path, machine: Machine) -> None:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     save(tmp_path, dataclasses.replace(BASELINE, created=now))
     machine.step_ms = iter([100.0] * 3)
@@ -739,8 +737,8 @@ def test_a_baseline_from_before_something_was_counted_is_stale(tmp_path: Path, m
 CALM, SHARED = {"other_processes": [0.0, 0.0]}, {"other_processes": [0.0, 1.0]}
 
 
-def test_disturbed_launches_are_replaced_by_fresh_ones_while_there_are_any(tmp_path: Path, machine: Machine) -> None:
-    """Two of the first three run beside another process and are slow: four more make five that do not."""
+def test_fresh_launches_replace_disturbed_ones(tmp_path: Path, machine: Machine) -> None:
+    """Two of the first three launches run beside another process and are slow. Four more make five calm ones."""
     machine.devices = iter([SHARED, CALM, SHARED, *[CALM] * 10])
     found = nightly(tmp_path, machine, 130.0, 100.0, 130.0, *[100.0] * 10)
     words = "2 of 7 launches left out for what they ran under: other processes: 1 on device 1, baseline not known"
@@ -749,18 +747,14 @@ def test_disturbed_launches_are_replaced_by_fresh_ones_while_there_are_any(tmp_p
     assert found.record is not None and len(found.record.launches) == 7, "the record keeps them all"
 
 
-def test_a_machine_that_is_disturbed_all_the_time_is_named_and_not_stored_by_accident(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_a_constantly_disturbed_machine_is_blamed_and_not_stored(tmp_path: Path, machine: Machine) -> None:
     machine.devices = itertools.repeat(SHARED)
     found = nightly(tmp_path, machine, *[130.0] * 10)
     assert (found.verdict.outcome, found.accept, len(machine.jobs)) == ("environment", "", 5)
     assert found.verdict.fails(ci=False)
 
 
-def test_a_baseline_of_a_disturbed_machine_says_so_when_it_is_stored_and_when_it_is_used(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_a_baseline_of_a_disturbed_machine_is_flagged_when_saved_and_used(tmp_path: Path, machine: Machine) -> None:
     machine.devices, machine.step_ms = itertools.repeat(SHARED), itertools.repeat(100.0)
     saved = row(made(tmp_path, save_baseline="true"), case())
     assert saved.record is not None
@@ -772,9 +766,7 @@ def test_a_baseline_of_a_disturbed_machine_says_so_when_it_is_stored_and_when_it
     assert row(made(tmp_path), case()).stale == "it was measured on a disturbed machine"
 
 
-def test_a_baseline_of_a_slower_machine_is_said_for_slower_code_may_hide_behind_it(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_a_baseline_measured_under_worse_conditions_is_stale(tmp_path: Path, machine: Machine) -> None:
     for clock_mhz, stale in (
         (
             1410.0,
@@ -789,7 +781,7 @@ def test_a_baseline_of_a_slower_machine_is_said_for_slower_code_may_hide_behind_
         assert (found.verdict.outcome, found.stale) == ("ok", stale)
 
 
-def test_ranks_devices_are_named_to_whoever_starts_them(tmp_path: Path, machine: Machine) -> None:
+def test_a_job_names_the_devices_of_its_ranks(tmp_path: Path, machine: Machine) -> None:
     of = made(tmp_path)
     of.hardware = dataclasses.replace(HARDWARE, uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
     row(of, case())

@@ -1,4 +1,4 @@
-"""Command line > environment > ini > default; what makes no sense is refused with its source."""
+"""Command line > environment > ini > default. Unusable values are refused with their source."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "task_samples": ("2048", 2048),
     "report_md": ("/report.md", Path("/report.md")),
 }
-"""Of each option a text and what it means."""
+"""For each option, a text and its parsed value."""
 
 
 def settings(
@@ -82,7 +82,7 @@ def settings(
     environment: dict[str, str] | None = None,
     ini: dict[str, str] | None = None,
 ) -> Settings:
-    """As pytest calls it: every option is there, ``None`` or empty where it was not given."""
+    """Read settings as pytest does: every option is there, as ``None`` or empty if it was not given."""
     nothing = dict.fromkeys(OPTIONS)
     empty = dict.fromkeys([*OPTIONS, *ONLY_INI], "")
     return read({**nothing, **(command_line or {})}, environment or {}, {**empty, **(ini or {})}, ROOT)
@@ -102,24 +102,24 @@ def test_nothing_given_gives_the_defaults() -> None:
         ({"launches": "1"}, "needs two launches of each side to measure their noise: use --launches 2"),
     ],
 )
-def test_what_makes_no_sense_of_two_sides_is_refused(given: dict[str, str], sentence: str) -> None:
+def test_against_refuses_options_that_contradict_it(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^--against {sentence}$"):
         settings({"against": "main", **given})
 
 
-def test_rows_with_a_baseline_and_rows_without_one_are_not_run_together() -> None:
+def test_missing_and_stale_exclude_each_other() -> None:
     sentence = "--missing runs cases without a baseline, and --stale runs cases with one: leave one out"
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         settings({"missing": "true", "stale": "true"})
 
 
-def test_a_baseline_has_more_launches_than_a_night_unless_told() -> None:
+def test_saving_runs_more_launches_than_a_night_by_default() -> None:
     assert settings({"save_baseline": "true"}).launches == 5
     told = settings({"save_baseline": "true"}, {"TRAINBENCH_LAUNCHES": "2"})
     assert (told.launches, told.stored_launches) == (2, 2)
 
 
-def test_every_option_is_known_here() -> None:
+def test_this_file_covers_every_option() -> None:
     assert list(GIVEN) == list(OPTIONS)
 
 
@@ -139,19 +139,19 @@ def test_every_option_can_be_given_in_three_places(name: str) -> None:
         assert getattr(found, name) == value != getattr(DEFAULTS, name)
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_ini_file() -> None:
+def test_command_line_wins_over_environment_and_environment_over_ini_file() -> None:
     variable, ini = {"TRAINBENCH_LAUNCHES": "2"}, {"launches": "3"}
     assert settings({"launches": "1"}, variable, ini).launches == 1
     assert settings({}, variable, ini).launches == 2
     assert settings({}, {}, ini).launches == 3
 
 
-def test_a_flag_on_the_command_line_wins_over_false() -> None:
+def test_a_flag_on_the_command_line_wins_over_a_false_variable() -> None:
     assert settings({"save_baseline": True}, {"TRAINBENCH_SAVE_BASELINE": "no"}).save_baseline is True
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_empty_variable_is_not_given(name: str) -> None:
+def test_an_empty_variable_counts_as_not_given(name: str) -> None:
     text, value = GIVEN[name]
     assert getattr(settings({}, {f"TRAINBENCH_{name.upper()}": ""}, {name: text}), name) == value
 
@@ -159,26 +159,26 @@ def test_an_empty_variable_is_not_given(name: str) -> None:
 TYPED, VARIABLE, INI = {"baseline_dir": "../typed"}, {"TRAINBENCH_BASELINE_DIR": "../set"}, {"baseline_dir": "../ini"}
 
 
-def test_a_folder_of_baselines_is_seen_from_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_folder_is_relative_to_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert settings().baseline_dir == ROOT / "baselines"
     assert settings(TYPED).baseline_dir == tmp_path / "../typed"
     assert settings({}, VARIABLE).baseline_dir == tmp_path / "../set"
     assert settings({}, {}, INI).baseline_dir == ROOT / "../ini"
-    # Of several, the one that counts says from where.
+    # Of several values, the one that counts decides.
     assert settings(TYPED, VARIABLE, INI).baseline_dir == tmp_path / "../typed"
     assert settings({}, VARIABLE, INI).baseline_dir == tmp_path / "../set"
     assert settings({}, {"TRAINBENCH_BASELINE_DIR": ""}, INI).baseline_dir == ROOT / "../ini"
 
 
-def test_other_paths_are_seen_from_where_they_were_named_too() -> None:
+def test_other_paths_are_relative_to_where_they_were_given_too() -> None:
     assert settings({"results": "out"}, {}, {"report_md": "report.md"}) == dataclasses.replace(
         DEFAULTS, results=Path.cwd() / "out", report_md=ROOT / "report.md"
     )
 
 
 @pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md"])
-def test_a_tilde_is_the_users_home_wherever_it_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leading_tilde_is_the_users_home_in_every_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     variable = f"TRAINBENCH_{name.upper()}"
     for found in (settings({name: "~/x"}), settings({}, {variable: "~/x"}), settings(ini={name: "~/x"})):
@@ -218,7 +218,7 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         *(("save_baseline", text, "it must be true or false") for text in ("maybe", "2", "on")),
     ],
 )
-def test_nonsense_is_refused_in_one_sentence_that_names_its_source(name: str, text: str, why: str) -> None:
+def test_an_unusable_value_is_refused_with_its_source(name: str, text: str, why: str) -> None:
     sources: list[tuple[str, dict[str, Any]]] = [
         (flag(name), {"command_line": {name: text}}),
         (f"TRAINBENCH_{name.upper()}", {"environment": {f"TRAINBENCH_{name.upper()}": text}}),
@@ -230,19 +230,19 @@ def test_nonsense_is_refused_in_one_sentence_that_names_its_source(name: str, te
         assert str(error.value) == f"{source}={text} cannot be used: {why}"
 
 
-def test_what_is_overruled_is_not_read() -> None:
+def test_an_overruled_value_is_not_read() -> None:
     assert settings({"launches": "1"}, {"TRAINBENCH_LAUNCHES": "many"}).launches == 1
 
 
 @pytest.mark.parametrize("text", ["1%", "1 %", "0.01", "1/100", "1e-2"])
-def test_a_fraction_is_spelled_as_people_do(text: str) -> None:
+def test_a_fraction_can_be_written_in_five_ways(text: str) -> None:
     assert fraction(text) == 0.01
 
 
 @pytest.mark.parametrize(
     ("text", "gb"), [("32", 32.0), ("32GB", 32.0), ("32gb", 32.0), ("0.5 GB", 0.5), ("1e-3", 0.001)]
 )
-def test_gigabytes_with_and_without_their_unit(text: str, gb: float) -> None:
+def test_gigabytes_can_be_written_with_and_without_a_unit(text: str, gb: float) -> None:
     assert gigabytes(text) == gb
 
 
@@ -250,7 +250,7 @@ def test_gigabytes_with_and_without_their_unit(text: str, gb: float) -> None:
     ("text", "means"),
     [("true", True), ("Yes", True), ("1", True), ("FALSE", False), ("no", False), ("0", False)],
 )
-def test_a_switch_is_spelled_as_people_do(text: str, means: bool) -> None:
+def test_a_switch_can_be_written_as_true_yes_or_1(text: str, means: bool) -> None:
     assert settings(ini={"save_baseline": text}).save_baseline is means
 
 
@@ -262,11 +262,11 @@ def test_a_switch_is_spelled_as_people_do(text: str, means: bool) -> None:
         ({}, False),
     ],
 )
-def test_ci_is_noticed(environment: dict[str, str], ci: bool) -> None:
+def test_the_ci_variable_is_detected(environment: dict[str, str], ci: bool) -> None:
     assert settings(environment=environment).ci is ci
 
 
-def test_what_describes_the_project_comes_from_the_ini_file_alone() -> None:
+def test_project_and_preload_come_only_from_the_ini_file() -> None:
     told = settings(
         ini={"preload": "deepspeed fairscale", "project": "speed"}, environment={"TRAINBENCH_PROJECT": "no"}
     )

@@ -1,4 +1,4 @@
-"""The table of sharding strategies: of the published model alone, in the order of the registry."""
+"""The table of sharding strategies shows only the published model, in the order of the registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stored(strategy: str, *, model: str = "gpt-1.3b", mesh: str = "dp4", fits: b
     return record(launch(51.8, **metrics) if fits else failed("oom"), of=of)
 
 
-def test_rows_stand_beside_the_published_ones_of_as_many_devices() -> None:
+def test_rows_show_published_figures_for_the_same_number_of_devices() -> None:
     others = [stored("zero1", model="gpt-tiny"), capped(stored("zero3")), record(of=case(strategy="zero1"))]
     table = sharding(
         [stored("fsdp2"), stored("ddp"), stored("ddp-fp32", fits=False), stored("ddp", mesh="dp2"), *others]
@@ -32,5 +32,5 @@ def test_rows_stand_beside_the_published_ones_of_as_many_devices() -> None:
     ]
 
 
-def test_without_such_records_there_is_no_table() -> None:
+def test_without_records_of_the_published_model_there_is_no_table() -> None:
     assert sharding([record(of=case(strategy="zero1"))]) is None

@@ -1,4 +1,4 @@
-"""Two sides in one run, through the public door and beneath it: real processes, real commits, nothing left behind."""
+"""Two sides in one run, as whole pytest sessions and below: real processes, real commits, nothing left behind."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def commits(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 
 def left(project: pytest.Pytester) -> list[str]:
-    """Processes that inherited its mark, by their id, and checkouts of it."""
+    """Ids of processes that inherited the project's mark, and checkouts of the project."""
     mark = f"PROJECT_UNDER_TEST={project.path}".encode()
     processes = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended just now
+        with contextlib.suppress(OSError):  # the process has just ended
             processes += [environ.parent.name] if mark in environ.read_bytes().split(b"\0") else []
     return sorted({*processes} - {str(os.getpid())}) + git(project.path, "worktree", "list").splitlines()[1:]
 
 
 def left_in_the_end(project: pytest.Pytester) -> list[str]:
-    """The same, after what is ending has ended."""
+    """The same, after ending processes have ended."""
     until = time.monotonic() + 60
     while left(project) and time.monotonic() < until:
         time.sleep(0.05)
     return left(project)
 
 
-def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commits: pytest.Pytester) -> None:
+def test_a_slower_commit_is_red_against_its_parent_and_stores_nothing(commits: pytest.Pytester) -> None:
     writes = ["--report-md", "summary.md", "--history", "kept"]
     result = pytest_run(commits, "--against", "HEAD~1", "--launches", "2", *writes)
     assert result.ret == 1
@@ -80,7 +80,7 @@ def test_a_slower_commit_is_red_against_the_one_before_and_stores_nothing(commit
     assert not (commits.path / "kept").exists()
 
 
-def test_a_commit_is_not_slower_than_itself_and_what_is_not_in_it_is_missed(commits: pytest.Pytester) -> None:
+def test_a_commit_equals_itself_and_untracked_modules_are_missing(commits: pytest.Pytester) -> None:
     once = ["--against=HEAD", "--launches", "2", "--confirm", "0", "--night-error", "1/1000000"]
     assert pytest_run(commits, *once).ret == 0
     commits.makepyfile(unknown="", my_steps="import unknown\n" + STEP.format(slow=""))
@@ -92,17 +92,17 @@ def test_a_commit_is_not_slower_than_itself_and_what_is_not_in_it_is_missed(comm
     )
 
 
-def test_what_it_cannot_be_compared_with_ends_with_code_4(project: pytest.Pytester) -> None:
+def test_an_unusable_value_of_against_ends_with_code_4(project: pytest.Pytester) -> None:
     result = pytest_run(project, "--against", "nonsense")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["ERROR: --against=nonsense cannot be used: it is not a Python interpreter *"])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_however_the_session_ends_nothing_of_its_sides_is_left(commits: pytest.Pytester, name: str) -> None:
+def test_an_interrupted_or_killed_session_leaves_nothing_behind(commits: pytest.Pytester, name: str) -> None:
     commits.makepyfile(my_steps="import time\n\ndef my_step(mesh, *, width):\n    time.sleep(1000)\n")
     git(commits.path, "commit", "-am", "one that hangs")
-    # What a shell runs in the background ignores SIGINT, and so would pytest here.
+    # A background process of a shell ignores SIGINT, and so would pytest here.
     pytest_main = "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(pytest.main())"
     command = [sys.executable, "-c", f"import pytest, signal, sys; {pytest_main}", "--hw", "cpu", "--against=HEAD"]
     command += [f"--basetemp={commits.path}/ranks"]
@@ -124,7 +124,7 @@ def test_however_the_session_ends_nothing_of_its_sides_is_left(commits: pytest.P
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[SideProcess, SideProcess]]:
-    """This interpreter on both sides."""
+    """Two sides that both use this interpreter."""
     with sides(
         find(sys.executable, tmp_path),
         hardware=Hardware(id="cpu-1c", kind="cpu", device_name="a CPU", count=1),
@@ -149,7 +149,7 @@ def run(side: SideProcess, folder: Path, **params: object) -> LaunchResult:
     )
 
 
-def test_both_sides_start_ranks_of_their_own_and_outlive_what_kills_them(
+def test_both_sides_start_their_own_ranks_and_restart_after_a_kill(
     two: tuple[SideProcess, SideProcess], tmp_path: Path
 ) -> None:
     other, this = two
@@ -167,9 +167,7 @@ def test_both_sides_start_ranks_of_their_own_and_outlive_what_kills_them(
     assert run(other, tmp_path / "again").outcome == "ok"
 
 
-def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
-    two: tuple[SideProcess, SideProcess], tmp_path: Path
-) -> None:
+def test_a_side_that_dies_during_a_launch_is_a_crash(two: tuple[SideProcess, SideProcess], tmp_path: Path) -> None:
     side = two[0]
     side.log.write_text("")
     assert side.environment
@@ -188,13 +186,13 @@ def test_a_side_that_dies_under_a_launch_is_a_crash_and_says_its_last_words(
     )
 
 
-def test_what_the_interpreter_itself_prints_is_no_answer() -> None:
+def test_output_that_is_not_a_message_is_ignored() -> None:
     heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     _listen(io.StringIO('hello\n1\n\n{"phase": "timing"}\n'), heard)
     assert [heard.get(timeout=1) for _ in range(2)] == [{"phase": "timing"}, None]
 
 
-def test_an_answer_that_was_cut_off_is_none_and_is_not_waited_for() -> None:
+def test_a_truncated_answer_counts_as_no_answer() -> None:
     heard: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     _listen(io.StringIO('{"phase": "timing"}\n{"outco'), heard)
     assert [heard.get(timeout=1) for _ in range(2)] == [{"phase": "timing"}, None]

@@ -1,4 +1,4 @@
-"""What a device has not got is skipped with the reason, before anything is started, and shown as a row."""
+"""Rows that a device cannot run are skipped before any launch. The report shows them with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = {
 
 
 def test_rows_that_cannot_run_here_say_why() -> None:
-    """The published size of each: had one run on this CPU, it would not have ended within the limit."""
+    """The rows have their published sizes. If one ran on this CPU, it would exceed the time limit."""
     command = [sys.executable, "-m", "pytest", *(f"bench_tests/{row}" for row in ROWS), "--hw", "cpu"]
     done = subprocess.run(
         [*command, "--profile", "seed", "-p", "no:cacheprovider"],

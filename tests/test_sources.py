@@ -1,4 +1,4 @@
-"""The digest of a file says whether the code that a case uses changed: no more, and never less."""
+"""The digest of a file changes with the code that a case uses, and with nothing else."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def digest(text: str, path: str = "a.py", **params: Any) -> str:
 
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
 def test_prose_and_formatting_change_no_digest(text: str) -> None:
-    # Typed in, since it must be the same on every version of Python that these tests run on.
+    # The digest is typed in, because it must be the same on every version of Python that runs these tests.
     assert digest(text) == "dd0d096d9d96"
 
 
 @pytest.mark.parametrize("text", OTHER.values(), ids=OTHER)
-def test_code_changes_it(text: str) -> None:
+def test_a_change_of_code_changes_the_digest(text: str) -> None:
     assert digest(text) != digest(CODE)
 
 
-def test_a_file_that_is_no_python_code_counts_by_its_bytes() -> None:
+def test_a_file_that_is_not_python_is_hashed_by_its_bytes() -> None:
     assert digest(CODE, "a.so") == digest(CODE, "b.so") != digest(SAME["other prose"], "a.so")
     assert digest("x = = 1", "a.py") == digest("x = = 1", "a.txt")
 
@@ -76,12 +76,12 @@ def find(name):
 
 
 def changes(old: str, new: str, **params: Any) -> bool:
-    """Whether an edit of these rows changes the digest for a case with such parameters."""
+    """Whether this edit of ``ROWS`` changes the digest for a case with these parameters."""
     assert old in ROWS
     return digest(ROWS, **params) != digest(ROWS.replace(old, new), **params)
 
 
-def test_a_new_row_changes_no_case_that_does_not_name_it() -> None:
+def test_a_new_row_changes_only_the_cases_that_name_it() -> None:
     for model in ("small", "wide", "deep", "plain"):
         assert not changes("MODELS = {", 'MODELS = {"new": Model(layers=9),', model=model)
         assert not changes('{"deep"', '{"new": Model(layers=9), "deep"', model=model)
@@ -109,12 +109,12 @@ def test_a_new_row_changes_no_case_that_does_not_name_it() -> None:
         "a key with a name", "a key put together", "options", "the rest", "a row that code names",
     ],
 )  # fmt: skip
-def test_what_a_case_uses_of_a_table_changes_it(old: str, new: str, params: dict[str, Any]) -> None:
+def test_a_change_of_what_a_case_uses_changes_its_digest(old: str, new: str, params: dict[str, Any]) -> None:
     assert changes(old, new, **params)
 
 
-def test_a_row_counts_that_another_file_names() -> None:
-    """By a default of the builder, say, which is no parameter of the case."""
+def test_a_row_that_another_file_names_counts() -> None:
+    """For example, a default of the builder names the row, without a parameter of the case."""
     builder = 'def step(mesh, *, model="large"): ...'
 
     def digests(rows: str) -> dict[str, str]:
@@ -125,13 +125,13 @@ def test_a_row_counts_that_another_file_names() -> None:
     assert differing(digests(ROWS), digests(ROWS.replace("layers=2", "layers=3"))) == []
 
 
-def test_a_table_that_is_no_registry_counts_whole_where_no_parameter_names_a_row() -> None:
+def test_a_plain_table_counts_whole_if_no_parameter_names_a_row() -> None:
     table = 'SIZES = {"small": 1, "large": 2}'
     assert digest(table, batch=8) != digest(table.replace("2", "3"), batch=8)
     assert digest(table, size="small") == digest(table.replace("2", "3"), size="small")
 
 
-def test_files_differ_by_their_digests_and_by_being_there() -> None:
+def test_files_differ_if_a_digest_differs_or_a_file_is_missing() -> None:
     before = {"a.py": "1", "b.py": "2", "gone.py": "3"}
     assert differing(before, {"a.py": "1", "b.py": "9", "new.py": "4"}) == ["b.py", "gone.py", "new.py"]
     assert differing({"a.py": UNSTEADY}, {"a.py": UNSTEADY}) == ["a.py"]
@@ -139,7 +139,7 @@ def test_files_differ_by_their_digests_and_by_being_there() -> None:
     assert overall({}) == ""
 
 
-def test_a_file_that_changed_while_it_was_measured_equals_nothing(tmp_path: Path) -> None:
+def test_a_file_that_changed_during_the_measurement_equals_no_digest(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(CODE)
     (tmp_path / "b.py").write_text(CODE)
     as_it_is = fingerprint(CODE.encode())

@@ -1,4 +1,4 @@
-"""Which baselines are of other code: held against a working tree, and against a commit."""
+"""Which baselines are of other code, compared with a working tree and with a commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_trainbench.store import baseline
 from pytest_trainbench.store.other_code import look
 
 FILES = {"models.py": 'MODELS = {"a": Model(1), "b": Model(2)}\n', "steps.py": "STEP = 1\n"}
-"""Of a project."""
+"""The files of a project."""
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -29,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def of(model: str, **code: Any) -> Record:
-    """A record of this model, made of the project's files unless told."""
+    """A record of this model. Its code is the project's files, unless ``code`` says otherwise."""
     one = record(label=f"sharding[{model}]", of=case(model=model))
     read = {path: text.encode() for path, text in FILES.items()}.get
     return dataclasses.replace(one, **{"code": Tree(read).digests(FILES, one.case.params), **code})
@@ -37,7 +37,7 @@ def of(model: str, **code: Any) -> Record:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with baselines of its code, of ``main``."""
+    """A repository on ``main`` with baselines of its code."""
     for path, text in FILES.items():
         (tmp_path / path).write_text(text)
     for one in (of("a"), of("b"), of("c", code={})):
@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_row_is_stale_by_the_code_that_it_uses(tmp_path: Path) -> None:
+def test_a_row_is_stale_if_code_that_it_uses_changed(tmp_path: Path) -> None:
     for path, text in FILES.items():
         (tmp_path / path).write_text(text.replace("Model(2)", "Model(3)"))
     a, b, c = of("a"), of("b"), of("c", code={})
@@ -62,7 +62,7 @@ def test_a_row_is_stale_by_the_code_that_it_uses(tmp_path: Path) -> None:
     assert found.lines() == ["sharding[b]: models.py", "sharding[c]: not known"]
 
 
-def test_nothing_is_said_where_all_is_as_it_was_and_little_where_much_is_not(tmp_path: Path) -> None:
+def test_no_stale_rows_print_nothing_and_many_print_a_short_list(tmp_path: Path) -> None:
     assert str(look([], Tree.of(tmp_path))) == ""
     many = look([of(f"m{number}") for number in range(25)], Tree.of(tmp_path))
     assert str(many) == "25 baselines were made by other code (--stale runs these rows)"
@@ -78,7 +78,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 SILENT = "1 stored baseline does not say which code made it, so this change may make more rows stale"
 
 
-def test_a_change_says_which_rows_it_makes_stale(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_the_rows_that_a_change_makes_stale(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert said(capsys, "--since", "HEAD") == ["this change makes no stored row stale", SILENT]
     (project / "models.py").write_text(FILES["models.py"].replace("Model(2)", "Model(3)"))
     red = [
@@ -95,7 +97,7 @@ def test_a_change_says_which_rows_it_makes_stale(project: Path, capsys: pytest.C
     assert left_main(project) == git(project, "rev-parse", "main")
 
 
-def test_what_git_does_not_know_fails_no_build(
+def test_an_unknown_commit_does_not_fail_the_build(
     project: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     unknown = "cannot tell which stored rows this change makes stale: "
@@ -105,8 +107,8 @@ def test_what_git_does_not_know_fails_no_build(
     assert said(capsys)[0].startswith(unknown)
 
 
-def test_the_command_needs_no_library(project: Path) -> None:
-    """CI has none where it runs it."""
+def test_the_command_needs_no_installed_package(project: Path) -> None:
+    """CI runs it in an environment without packages."""
     plugin = Path(stale.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-S", "-m", "pytest_trainbench.stale", "--since", "HEAD"],

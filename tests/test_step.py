@@ -1,4 +1,4 @@
-"""A step refuses what would make its figures nonsense."""
+"""A step refuses values that would make its figures meaningless."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def step(**replaced: Any) -> Step:
     return Step(**{"run": lambda: None, "samples": 1, "parameters": tuple, **replaced})
 
 
-def test_only_what_is_known_is_needed() -> None:
+def test_only_run_samples_and_parameters_are_required() -> None:
     sample = step()
     assert (sample.samples, sample.tokens, sample.flops, sample.counts_flops) == (1, None, None, True)
     assert (sample.dtype, sample.replicated) == ("fp32", False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_listed_dtype_is_taken(dtype: str) -> None:
+def test_every_listed_dtype_is_accepted(dtype: str) -> None:
     assert step(dtype=dtype).dtype == dtype
 
 
@@ -37,7 +37,7 @@ def test_every_listed_dtype_is_taken(dtype: str) -> None:
         ({"eager_steps": 1}, "eager_steps must be 0 (nothing is recorded) or at least 2, not 1"),
     ],
 )
-def test_nonsense_is_refused_by_value(replaced: dict[str, Any], message: str) -> None:
+def test_unusable_values_are_refused(replaced: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         step(**replaced)
     assert str(error.value) == message

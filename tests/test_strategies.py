@@ -90,7 +90,7 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
         **{strategy: fully_sharded(strategy) for strategy in ("fairscale-fsdp", "fsdp1", "fsdp2")},
         "zero1": {**reduced, "all_gather": (1, all_bytes / 2)},
         "zero2": {**reduced, "all_gather": (1, all_bytes / 2)},
-        # Small ones are gathered after the update and then kept, one by one on gloo; and it looks for overflow.
+        # Small parameters are gathered after the update, one by one on gloo, and kept. ZeRO-3 also looks for overflow.
         "zero3": {
             "reduce_scatter": (1, all_bytes),
             "all_gather": (len(parameters), all_bytes / 2),
@@ -100,7 +100,7 @@ def communication() -> dict[str, dict[str, tuple[int, float]]]:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "hf_Bert-tiny"])
-def test_united_blocks_compute_what_they_did_one_by_one(name: str) -> None:
+def test_united_blocks_compute_the_same_as_single_blocks(name: str) -> None:
     model = replace(MODELS[name], dimensions={**MODELS[name].dimensions, "layers": 6}).build("cpu", sequence=16)
     batch = [pool[0] for pool in model.draw(2)]
     before = model(*batch).item()
@@ -109,7 +109,7 @@ def test_united_blocks_compute_what_they_did_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hf_Bart-tiny", "resnet18-tiny"])
-def test_blocks_that_a_model_does_not_run_from_its_list_are_not_united(name: str) -> None:
+def test_blocks_that_a_model_does_not_run_from_its_list_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="does not run them from that list"):
         unite(find_model(name).build("meta"), 3)
 
@@ -152,7 +152,7 @@ def accumulated(
 
 @pytest.mark.parametrize(("precision", "tolerance", "on_each"), ACCUMULATED)
 @pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.accumulates])
-def test_a_step_of_several_micro_batches_has_the_losses_of_one_on_the_whole_batch(
+def test_several_micro_batches_have_the_losses_of_the_whole_batch(
     strategy: str,
     precision: str,
     tolerance: float,
@@ -171,7 +171,7 @@ SLOW: dict[str, Any] = {"precision": "bf16", "learning_rate": 1e-5}
 """An update of this rate is below half the distance between two bf16 numbers, so most weights round back at first."""
 
 
-def test_at_a_low_rate_zero_trains_as_the_reference_with_rounded_weights_and_as_no_other(tmp_path: Path) -> None:
+def test_at_a_low_rate_zero_matches_only_the_reference_with_rounded_weights(tmp_path: Path) -> None:
     zero = train(tmp_path / "zero", strategy="zero2", **SLOW)
     rounded, autocast = (
         train(tmp_path / name, dp=1, strategy=name, micro_batches=2, **SLOW) for name in (ROUNDED, "reference")
@@ -217,13 +217,13 @@ def coarse(gradient: Tensor) -> Tensor:
         ({"warmup_steps": 2}, "strategy 'ddp' has one learning rate, and no warm-up of 2 steps"),
     ],
 )
-def test_what_a_strategy_does_not_do_it_says(asked: dict[str, int], sentence: str) -> None:
+def test_a_strategy_refuses_what_it_does_not_support(asked: dict[str, int], sentence: str) -> None:
     params: dict[str, Any] = {**WORK, "strategy": "ddp", "precision": "fp32", **asked}
     with pretended("dp2") as mesh, pytest.raises(ValueError, match=sentence):
         train_step(mesh, **params)
 
 
-def test_a_rate_rises_evenly_until_the_last_step_of_its_warm_up() -> None:
+def test_the_learning_rate_rises_evenly_during_warm_up() -> None:
     recipe = Recipe(precision="fp32", learning_rate=8.0, device=torch.device("cpu"), warmup_steps=4)
     optimizer = recipe.adamw([torch.zeros(1, requires_grad=True)])
     rates = []
@@ -233,7 +233,7 @@ def test_a_rate_rises_evenly_until_the_last_step_of_its_warm_up() -> None:
     assert rates == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
 
 
-def test_a_warm_up_is_the_same_under_zero(references: dict[str, Launch], tmp_path: Path) -> None:
+def test_learning_rate_warm_up_is_the_same_under_zero(references: dict[str, Launch], tmp_path: Path) -> None:
     rising: dict[str, Any] = {"precision": "fp32", "warmup_steps": 4}
     whole = train(tmp_path / "whole", dp=1, strategy="reference", micro_batches=2, **rising)
     one = train(tmp_path / "job", strategy="zero1", **rising)
@@ -242,14 +242,14 @@ def test_a_warm_up_is_the_same_under_zero(references: dict[str, Launch], tmp_pat
     assert loss_fault(one.losses, references["reference fp32"].losses, tolerance=0.01) is not None
 
 
-def test_a_learning_rate_of_the_case_replaces_the_models(references: dict[str, Launch], tmp_path: Path) -> None:
+def test_a_cases_learning_rate_replaces_the_models(references: dict[str, Launch], tmp_path: Path) -> None:
     slow = train(tmp_path / "job", strategy="ddp", precision="fp32", learning_rate=1e-4)
     assert slow.losses[0] == pytest.approx(references["reference fp32"].losses[0], rel=1e-6)
     assert slow.losses[-1] > references["reference fp32"].losses[-1] + 0.1
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_in_fp8_the_losses_are_the_unsharded_models_and_near_those_of_bf16(
+def test_fp8_losses_match_the_unsharded_model_and_are_near_bf16(
     strategy: str, references: dict[str, Launch], tmp_path: Path
 ) -> None:
     bert: dict[str, Any] = {"model": "bert-tiny", "sequence": 16}
@@ -275,8 +275,8 @@ def test_a_compiled_model_has_the_losses_of_the_eager_one(references: dict[str, 
 
 
 def test_stale_gradients_of_sharded_ddp_are_caught(references: dict[str, Launch], tmp_path: Path) -> None:
-    """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach: it
-    runs, is quick, and trains wrong."""
+    """FairScale's ShardedDataParallel keeps gradients in buffers that ``optimizer.zero_grad()`` does not reach. The
+    step then runs fast and trains wrong."""
     builder = "wrong_steps:sharded_ddp_with_stale_gradients"
     one = launched(start(tmp_path / "job", builder, mesh="dp2", precision="fp32", **WORK))
     assert (one.outcome, one.reason) == ("ok", None), "no other guard sees it"

@@ -25,7 +25,7 @@ def test_every_row_goes_to_one_session_and_neighbours_stay_together() -> None:
     assert deal(rows[:3], 2) == [rows[:3]]
 
 
-def test_what_a_session_said_of_its_rows(tmp_path: Path) -> None:
+def test_outcomes_are_read_from_the_junit_file_of_a_session(tmp_path: Path) -> None:
     (tmp_path / "0.xml").write_text(JUNIT)
     assert outcomes(tmp_path / "0.xml") == [
         Ended(label="sharding[zero1-dp2]", outcome="invalid", said="Failed: invalid: it trains wrong"),
@@ -34,7 +34,7 @@ def test_what_a_session_said_of_its_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_that_is_slow_beside_others_is_not_wrong() -> None:
+def test_slow_rows_are_not_wrong() -> None:
     ended = [
         Ended(label="a", outcome="ok"),
         Ended(label="b", outcome="environment", said="step time 300% worse"),
@@ -44,7 +44,7 @@ def test_a_row_that_is_slow_beside_others_is_not_wrong() -> None:
     assert wrong(ended[:2], 3) == ["1 of 3 rows have no result: their session ended early"]
 
 
-def test_the_largest_distance_from_the_reference_stands_beside_what_is_allowed() -> None:
+def test_the_largest_deviation_is_shown_with_the_allowed_one() -> None:
     rows = [
         record(launch(loss_deviation=by), of=case(strategy=strategy), label=f"{strategy}-{by}")
         for strategy, by in (("zero1", 0.001), ("zero2", 0.004), ("ddp", 0.0002))
@@ -55,7 +55,7 @@ def test_the_largest_distance_from_the_reference_stands_beside_what_is_allowed()
     ]
 
 
-def test_losses_that_leap_are_told() -> None:
+def test_leaping_losses_are_reported() -> None:
     leaping, steady = (
         record(replace(launch(loss_deviation=0.0), losses=losses), label=label)
         for label, losses in (("leaps", [11.0, 18.6, 10.0]), ("falls", [11.0, 10.5, 10.0]))

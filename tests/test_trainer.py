@@ -70,7 +70,7 @@ def test_a_step_raises_what_the_work_raised_and_so_do_later_steps() -> None:
             turns.step()
 
 
-def test_a_dispatch_mode_of_the_caller_sees_the_work_that_the_caller_waits_for() -> None:
+def test_the_callers_dispatch_mode_sees_the_work_of_its_turns() -> None:
     def work() -> None:
         while True:
             torch.ones(2, 3) @ torch.ones(3, 4)
@@ -100,7 +100,7 @@ def test_stopped_work_cleans_up_and_its_thread_is_gone(steps: int) -> None:
     def work() -> None:
         try:
             turns.pause()
-        except Exception:  # a handler of the work's own must not swallow the end
+        except Exception:  # the work's own handler must not swallow the end
             undone.append("swallowed")
         finally:
             undone.remove("cleaned up")
@@ -167,7 +167,7 @@ def test_training_has_the_losses_of_a_plain_loop(dp: int, accumulation: int, tmp
 
 
 def test_ranks_train_on_the_samples_that_one_rank_accumulates(tmp_path: Path) -> None:
-    """In every epoch: each step takes 8 of 32 samples, in an order that the seed determines."""
+    """This holds in every epoch. Each step takes 8 of 32 samples, in an order that the seed determines."""
     one = run(tmp_path / "one", "trainer_train", dp=1, accumulation=4, samples=32)
     two = run(tmp_path / "two", "trainer_train", dp=2, accumulation=2, samples=32)
     assert loss_fault(two.losses, one.losses, tolerance=0.001) is None
@@ -180,7 +180,7 @@ def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", "trainer_train", **shapes)
     saving = run(tmp_path / "saving", "trainer_train", **shapes, checkpointing=True)
     assert loss_fault(saving.losses, plain.losses, tolerance=1e-6) is None
-    # The model's: what backward computes again is no part of them.
+    # The FLOPs are the model's, without the backward pass's recomputation.
     assert saving.metrics["flops_per_step"] == plain.metrics["flops_per_step"]
 
 
@@ -194,7 +194,7 @@ def test_checkpointing_trains_as_without_it(tmp_path: Path) -> None:
 def test_the_counter_sees_the_flops_of_each_ranks_passes(
     builder: str, params: dict[str, Any], passes: int, products: int, tmp_path: Path
 ) -> None:
-    """The forward pass, and twice as much for a backward pass if there is one."""
+    """The forward pass counts once, and a backward pass twice as much."""
     from bench_tests.models import find_model
 
     traces = end(tmp_path / "job", builder, dp=2, **params).traces
@@ -203,7 +203,7 @@ def test_the_counter_sees_the_flops_of_each_ranks_passes(
     assert [(trace.flops_counted, trace.flops) for trace in traces] == [(counted, 2 * counted)] * 2
 
 
-def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path: Path) -> None:
+def test_evaluation_repeats_the_losses_of_the_untrained_model(tmp_path: Path) -> None:
     done = run(tmp_path / "job", "trainer_eval", dp=2, samples=16, warmup=6, steps=6)
     assert done.losses == pytest.approx([done.losses[step % 4] for step in range(13)])
     assert sum(done.losses[:4]) / 4 == pytest.approx(plain_losses(1, samples=16)[0])
@@ -211,7 +211,7 @@ def test_evaluation_has_the_losses_of_the_untrained_model_over_and_over(tmp_path
 
 
 @pytest.mark.parametrize(("dp", "accumulation", "train_loss_tolerance"), [(1, 8, 1e-3), (2, 4, 0.01)])
-def test_a_whole_run_reports_what_trainer_logs_of_it(
+def test_a_whole_run_reports_what_trainer_logs(
     dp: int, accumulation: int, train_loss_tolerance: float, tmp_path: Path
 ) -> None:
     """Four epochs of one step with an evaluation after each.
@@ -261,7 +261,7 @@ def test_a_reference_trains_its_steps_and_asks_for_no_whole_run(tmp_path: Path) 
         ("trainer_eval", 1, {"samples": 8, "model": "gpt-tiny"}, "only DeBERTa models here, and 'gpt-tiny' is not one"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_refused_in_a_sentence(
+def test_incompatible_parameters_are_refused_in_one_sentence(
     builder: str, dp: int, params: dict[str, Any], sentence: str
 ) -> None:
     with pretended(f"dp{dp}") as mesh, pytest.raises(ValueError, match=re.escape(sentence)):
@@ -304,8 +304,8 @@ made_up_gpus = pytest.mark.skipif(
 
 @made_up_gpus
 def test_in_data_parallel_trainer_takes_the_larger_batch_and_has_no_autocast(tmp_path: Path) -> None:
-    """A fact of transformers and accelerate, which docs/trainer.md tells, in training and in evaluation. Without GPUs
-    DataParallel calls the model as it is, and what is wrapped around it, or is not, can be seen."""
+    """transformers and accelerate do so in training and in evaluation, as docs/trainer.md says. Without GPUs,
+    DataParallel calls the model directly, so the test sees whether autocast is around it."""
     lines = [line for line in said(AUTOCAST, tmp_path) if line.startswith(("1 ", "2 "))]
     assert lines[::2] == ["1 2 DebertaV2ForMaskedLM torch.bfloat16 0", "2 4 DataParallel torch.float32 0"]
     (alone, flops_alone), (both, flops_of_both) = (line.rsplit(maxsplit=1) for line in lines[1::2])
@@ -327,7 +327,7 @@ print("run", step.samples, len(losses), round(steps), round(evaluations))
 
 @made_up_gpus
 def test_a_whole_run_in_data_parallel_takes_the_batches_of_its_devices(tmp_path: Path) -> None:
-    """Two epochs of 16 samples at 2 × 2 × 2 a step; an evaluation of 8 at 2 × 2."""
+    """Two epochs of 16 samples have 2 × 2 × 2 samples a step. The evaluation of 8 samples has 2 × 2 a step."""
     assert [line for line in said(WHOLE_RUN, tmp_path) if line.startswith("run")] == ["run 8 3 4 2"]
 
 
@@ -342,7 +342,7 @@ for checkpointing in (False, True):
 """
 
 
-def test_with_checkpointing_backward_goes_through_the_layers_again(tmp_path: Path) -> None:
+def test_checkpointing_recomputes_the_layers_in_the_backward_pass(tmp_path: Path) -> None:
     assert [line for line in said(FORWARDS, tmp_path) if line.startswith("forwards")] == ["forwards 3", "forwards 6"]
 
 
@@ -369,7 +369,7 @@ def test_losses_are_reported_to_tensorboard_while_they_are_measured(tmp_path: Pa
     options = "--report-to", "tensorboard", "--launches", "1", "-k", "trainer_train and full and dp2"
     done = pytest_run(*options, folder=tmp_path)
     assert done.returncode == 0, done.stdout
-    (events,) = tmp_path.glob("runs/**/events.*")  # rank 0's alone, and none of the reference
+    (events,) = tmp_path.glob("runs/**/events.*")  # only rank 0 writes events, and the reference writes none
     assert events.parts[len(tmp_path.parts) :][:2] == ("runs", "deberta-tiny-fp32-4")
     log = EventAccumulator(str(events)).Reload()
     assert [event.step for event in log.Scalars("train/loss")][:1] == [10]

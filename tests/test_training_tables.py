@@ -30,10 +30,10 @@ def trained(precision: str, devices: int, *samples_per_s: float, **params: Any) 
     return record(*launches, of=Case(builder=BUILDER, mesh=MeshShape(dp=devices), params=params))
 
 
-def test_a_format_is_compared_with_fp32_with_tf32_with_eager_and_with_one_device() -> None:
+def test_a_format_is_compared_with_fp32_tf32_eager_and_one_device() -> None:
     table = mixed_precision(
         [
-            trained("fp16", 4, 400, 410, 900),  # a median, so that one lucky launch is no speed-up
+            trained("fp16", 4, 400, 410, 900),  # the median counts, so one lucky launch is no speed-up
             trained("fp32", 4, 100, strategy="ddp-fp32"),
             trained("tf32", 4, 205, strategy="ddp-fp32"),
             trained("fp16", 1, 125),
@@ -83,8 +83,8 @@ def test_the_table_of_formats_names_host_bound_rows() -> None:
 
 
 def test_ratios_of_rows_of_two_machines_are_marked() -> None:
-    """Their hosts may differ: on two hosts the same fp16 step was 16 % slower compiled, although its kernels were
-    faster."""
+    """Their hosts may differ. Across two hosts, a compiled fp16 step was 16 % slower than the eager step, although its
+    kernels were faster."""
     there = replace(trained("fp16", 4, 410), environment={"machine": "4567abcd"})
     table = mixed_precision([trained("fp32", 4, 100, strategy="ddp-fp32"), trained("fp16", 1, 125), there])
     assert table is not None
@@ -148,7 +148,7 @@ def test_weak_series_keep_the_work_per_device_and_strong_series_the_global_batch
             scaled(2, 24, 1900),
             scaled(2, 12, 1800),
             scaled(4, 6, 2800),
-            scaled(1, 8, 1000, model="bert-1.5b"),  # alone, it is no series
+            scaled(1, 8, 1000, model="bert-1.5b"),  # a single row is no series
         ]
     )
     assert table is not None

@@ -1,4 +1,4 @@
-"""Since which run a row is red, and what changed there."""
+"""The run since which a row is red, and the changes at that run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def environment(commit: str) -> Environment:
 def runs(
     outcomes: Sequence[str], machines: Sequence[str] = (HERE,), fails: Sequence[bool | None] = (None,)
 ) -> list[Run]:
-    """One a night, each of a commit of its own; ``""`` is a night without the case. The ``machines`` take turns, and
-    so does whether its test ``fails``."""
+    """One run a night, each with its own commit. ``""`` is a night without the case. The ``machines`` take turns, and
+    so do the values of ``fails``."""
     return [
         Run(
             path=Path(f"{night}.jsonl"),
@@ -64,7 +64,7 @@ def runs(
     ],
     ids=["first", "not in it", "tonight", "nights", "passed over", "again", "never green", "never judged"],
 )
-def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
+def test_a_row_turned_red_between_its_last_green_and_first_red_run(
     earlier: list[str], expected: tuple[int, int | None, int | None, tuple[str, str] | None] | None
 ) -> None:
     def started(night: int | None) -> datetime | None:
@@ -89,7 +89,7 @@ def test_a_red_row_turned_between_its_last_green_run_and_the_first_red_one(
     ],
     ids=["before", "now", "not there", "not known"],
 )
-def test_two_nights_of_one_dirty_commit_may_be_of_other_code(
+def test_two_nights_of_one_dirty_commit_may_have_different_code(
     codes: tuple[str, ...], now: str, differs: tuple[tuple[str, str, str], ...]
 ) -> None:
     outcomes = ["ok", "regression"][: len(codes)]
@@ -107,10 +107,8 @@ def test_two_nights_of_one_dirty_commit_may_be_of_other_code(
     [((HERE, ELSEWHERE), 3, 0), ((ELSEWHERE, HERE), 1, 5), ((ELSEWHERE,), 1, 5)],
     ids=["the red one", "the green one", "none of this machine"],
 )
-def test_of_a_folder_that_machines_share_this_ones_nights_count(
-    machines: tuple[str, ...], count: int, green: int
-) -> None:
-    """Red on one alone, in turns: its last green night is not that of the other, on another level."""
+def test_in_a_shared_history_only_this_machines_nights_count(machines: tuple[str, ...], count: int, green: int) -> None:
+    """The machines take turns, and the row is red on one of them. The other one's green nights have another level."""
     earlier = runs(["ok", "ok", "regression", "ok", "regression", "ok"], machines)
     found = turned(earlier, CASE.id, environment("now"), machine=HERE)
     assert found is not None
@@ -127,7 +125,9 @@ def test_of_a_folder_that_machines_share_this_ones_nights_count(
     ],
     ids=["--fail-on-improvement", "CI", "an improvement that passed", "at a desk"],
 )
-def test_red_is_what_failed_in_its_own_run(earlier: list[str], fails: tuple[bool, ...], count: int) -> None:
+def test_a_row_counts_as_red_if_it_failed_in_its_own_run(
+    earlier: list[str], fails: tuple[bool, ...], count: int
+) -> None:
     found = turned(runs(earlier, fails=fails), CASE.id, environment("now"), machine=HERE)
     assert found is not None and found.green is not None
     assert found.runs == count
@@ -162,7 +162,7 @@ def test_red_is_what_failed_in_its_own_run(earlier: list[str], fails: tuple[bool
         ),
     ],
 )
-def test_a_red_test_says_since_when(since: Turned, lines: list[str]) -> None:
+def test_a_red_report_says_since_when_the_row_is_red(since: Turned, lines: list[str]) -> None:
     now, before = record(*[launch(150.0)] * 3), record(*[launch(100.0)] * 3)
     text = terminal.failure(Row(label="a", verdict=judge(now, before), record=now, baseline=before, turned=since))
     assert "\n".join(f"  {line}" for line in lines) in text

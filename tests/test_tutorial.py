@@ -29,7 +29,7 @@ def file_blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def pattern(line: str) -> str:
-    """A shown line as a regular expression: figures, spaces and what ``…`` leaves out may be others."""
+    """A shown line as a regular expression. Figures, spaces and the text that ``…`` leaves out may differ."""
     parts = re.split(r"(…|[\d,.:+-]*\d[\w%,.:+-]*|\s+|-{3,}| ?\(?[−+≥]+)", line.strip())
     return "".join(r".*" if index % 2 and part.strip() else r"\s+" if index % 2 else re.escape(part)
                    for index, part in enumerate(parts))  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_shown_line_is_compared_without_its_figures(shown: str, printed: str, 
 
 
 def test_every_block_of_the_tutorial_runs(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three launches: one is enough for counts, and no time is red under this floor, however busy the machine is."""
+    """Three commands start one launch each, enough for counts. Under this floor no busy machine makes a row red."""
     pytester.makeconftest(
         """
         import pytest
@@ -83,7 +83,7 @@ def test_every_block_of_the_tutorial_runs(pytester: pytest.Pytester, monkeypatch
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "quickstart.md"], ids=lambda page: page.stem)
 def test_other_pages_show_the_tutorials_files(page: Path) -> None:
-    """So that they run too."""
+    """These files run too, because the tutorial's files do."""
     tutorial = list(file_blocks(DOCS / "tutorial.md"))
     shown = list(file_blocks(page))
     assert shown and all(one in tutorial for one in shown)

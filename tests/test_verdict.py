@@ -1,4 +1,4 @@
-"""Every outcome, what decides between them, and what must never pass."""
+"""Every outcome, what decides it, and what must never pass."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def step_change(now: Record, before: Record = QUIET) -> Change:
     return change
 
 
-# The time of a step
+# Step time
 
 
-def test_the_same_again_is_ok() -> None:
+def test_equal_figures_are_ok() -> None:
     memory = metric("peak_allocated_bytes", [1000] * 3)
     found = judge(memory, memory, suspects=SUSPECTS)
     assert found == Verdict(
@@ -51,13 +51,13 @@ def test_the_same_again_is_ok() -> None:
     ("ms", "outcome", "change"),
     [(105.0, "regression", -0.05), (95.0, "improvement", 0.05), (100.5, "ok", -0.005)],
 )
-def test_slower_is_worse_and_negative(ms: float, outcome: str, change: float) -> None:
+def test_a_slower_step_is_a_regression_with_a_negative_change(ms: float, outcome: str, change: float) -> None:
     found = judge(steps(ms, ms, ms), QUIET, suspects=SUSPECTS)
     assert (found.outcome, found.suspects) == (outcome, SUSPECTS)
     assert step_change(steps(ms, ms, ms)).change == pytest.approx(change)
 
 
-def test_a_reason_says_what_and_how_much_and_what_could_have_been_seen() -> None:
+def test_a_reason_names_the_metric_the_change_and_what_the_row_sees() -> None:
     assert judge(steps(108.0, 108.0, 108.0), QUIET).reason == "step time 8.0% worse (sees ≥ 1.5%)"
     assert judge(steps(92.0, 92.0, 92.0), QUIET).reason == "step time 8.0% better (sees ≥ 1.5%)"
     assert judge(QUIET, QUIET).reason is None
@@ -71,14 +71,14 @@ def test_a_change_under_the_floor_is_never_a_regression_however_certain() -> Non
     assert judge(steps(*[102.1] * 50), before, policy=Policy(floor=0.02)).outcome == "regression"
 
 
-def test_what_differs_between_launches_may_be_noise() -> None:
+def test_a_change_within_the_noise_is_no_regression() -> None:
     loud = steps(97.0, 100.0, 103.0)
     assert judge(steps(100.0, 103.0, 106.0), loud).outcome == "noisy"
     assert judge(steps(100.0, 103.0, 106.0), QUIET).outcome != "regression"
     assert judge(steps(103.0, 103.0, 103.0), QUIET).outcome == "regression"
 
 
-def test_a_noisy_row_says_how_little_it_could_have_seen() -> None:
+def test_a_noisy_row_states_the_smallest_change_it_could_see() -> None:
     found = judge(steps(90.0, 100.0, 110.0), steps(90.0, 100.0, 110.0))
     (change,) = found.changes
     assert (found.outcome, change.outcome) == ("noisy", "noisy")
@@ -93,7 +93,7 @@ def test_a_change_larger_than_the_noise_is_seen_in_a_noisy_row() -> None:
     assert judge(steps(45.0, 50.0, 55.0), steps(90.0, 100.0, 110.0)).outcome == "improvement"
 
 
-def test_a_launch_that_did_other_work_is_not_hidden_by_the_others() -> None:
+def test_one_launch_with_other_work_is_not_hidden_by_the_others() -> None:
     before = steps(*[100.0] * 3, flops_per_step=100)
     odd = record(*[launch(flops_per_step=flops) for flops in (100, 50, 100)])
     found = judge(odd, before)
@@ -101,8 +101,8 @@ def test_a_launch_that_did_other_work_is_not_hidden_by_the_others() -> None:
     assert "100, now 50" in str(found.reason)
 
 
-def test_launches_without_a_metric_are_looks_all_the_same() -> None:
-    """Or a row in doubt would get launches for ever, of which none has what is in doubt."""
+def test_launches_without_the_metric_count_as_looks_too() -> None:
+    """Otherwise a row in doubt would get launches for ever if none of them has the metric in doubt."""
     policy = Policy(first=3, last=10)
     before = record(*[launch(compute_ms=50.0 + number / 100) for number in range(3)])
     with_it = [launch(compute_ms=100.0 + number / 100) for number in range(4)]
@@ -112,7 +112,7 @@ def test_launches_without_a_metric_are_looks_all_the_same() -> None:
     assert not late.doubtful
 
 
-def test_a_floor_for_all_does_not_blind_a_row_with_a_tolerance_of_its_own() -> None:
+def test_a_floor_for_all_rows_respects_a_rows_own_tolerance() -> None:
     policy = Policy(floor=0.1, gates=gates({"step_ms": {"tolerance": 0.05}}))
     assert judge(QUIET, QUIET, policy=policy).outcome == "ok"
     own = Policy(floor=0.1, gates=gates({"step_ms": {"floor": 0.02, "tolerance": 0.05}})).gate("step_ms")
@@ -129,9 +129,12 @@ def test_one_launch_a_side_is_too_few_to_say_ok() -> None:
     assert judge(steps(100.0), steps(100.0)).outcome == "noisy"
 
 
-def test_the_interval_is_students_on_the_launches_and_the_prior() -> None:
-    """By hand: logs ±d on both sides, n = 2 each, none far enough out to count for less. Freedom 2 + 2 + 2 - 2 = 4,
-    t(0.975, 4) = 2.77645; seen is what passes the 99.5 % limit nine times in ten: t(0.995, 4) + t(0.9, 4)."""
+def test_the_interval_is_students_from_launches_and_prior() -> None:
+    """Computed by hand. Both sides have two launches with logs ±d, none far enough out to lose weight.
+
+    Degrees of freedom: 2 + 2 + 2 - 2 = 4, and t(0.975, 4) = 2.77645. ``sees`` is the change that passes the 99.5 %
+    limit nine times in ten: t(0.995, 4) + t(0.9, 4).
+    """
     d = 0.02
     side = steps(100 * math.exp(-d), 100 * math.exp(d))
     variance = (2 * 0.005**2 + (2 * d**2 + 2 * d**2) / CLIPPED) / 4
@@ -142,13 +145,13 @@ def test_the_interval_is_students_on_the_launches_and_the_prior() -> None:
     assert change.sees == pytest.approx(math.expm1((4.60409 + 1.53321) * error), rel=1e-5)
 
 
-def test_one_slow_launch_in_the_baseline_neither_hides_a_regression_nor_makes_an_improvement() -> None:
+def test_a_slow_baseline_launch_hides_no_regression_and_makes_no_improvement() -> None:
     before = steps(100.0, 100.1, 114.0, 99.9, 100.0)
     assert judge(steps(*[100.0] * 3), before).outcome == "ok"
     assert judge(steps(*[104.0] * 5), before).outcome == "regression"
 
 
-def test_what_similar_rows_teach_decides_how_little_is_seen() -> None:
+def test_the_noise_of_similar_rows_decides_what_a_row_sees() -> None:
     quiet, loud = (
         learn([steps(*(100 + spread * noise for spread in (-1, 0, 1.2))) for noise in (a, 1.1 * a, 0.9 * a)])
         for a in (0.1, 2.0)
@@ -183,9 +186,9 @@ def test_a_host_bound_row_learns_from_its_own_machine_first() -> None:
 
 
 @pytest.mark.parametrize(("host_ms", "outcome"), [(54.0, "noisy"), (20.0, "regression")])
-def test_what_a_host_is_busy_with_stays_for_longer_than_a_visit(host_ms: float, outcome: str) -> None:
-    """FSDP1 on two H200s, its host shared with others: four launches, and six minutes later seven that were 17 % slower
-    with nothing changed. Where the device sets the pace that is a slower step."""
+def test_a_busy_host_makes_host_bound_rows_noisy_and_not_red(host_ms: float, outcome: str) -> None:
+    """FSDP1 ran on two H200s of a shared host. Six minutes after four launches, seven launches were 17 % slower with
+    nothing changed. In a row that is not host-bound, that is a regression."""
     before = steps(53.6, 58.7, 52.2, 50.4, host_ms=host_ms, compute_ms=38.8)
     now = steps(60.5, 63.3, 65.0, 62.1, 66.0, 61.8, host_ms=host_ms * 1.1, compute_ms=38.8)
     found = judge(now, before)
@@ -207,16 +210,16 @@ def test_what_a_host_is_busy_with_stays_for_longer_than_a_visit(host_ms: float, 
         pytest.param(100.0, {"compute_ms": 50.0}, False, id="not-measured"),
     ],
 )
-def test_the_host_sets_the_pace_of_a_step_that_the_device_waits_in(
+def test_a_step_is_host_bound_if_its_device_waits_for_the_host(
     step_ms: float, parts: dict[str, float], bound: bool
 ) -> None:
     assert host_bound(steps(step_ms, **parts)) == bound
 
 
 @pytest.mark.parametrize(("host_ms", "outcome"), [(50.0, "regression"), (100.0, "noisy"), (None, "noisy")])
-def test_another_machine_may_have_another_host(host_ms: float | None, outcome: str) -> None:
-    """FSDP2, which its host sets the pace of, took 50.1 ms where its baseline was stored and 81.1 on another machine of
-    the kind, with the same kernels in the same time. On a CPU the host is the device."""
+def test_host_bound_rows_are_not_red_on_another_machine(host_ms: float | None, outcome: str) -> None:
+    """A host-bound FSDP2 step took 50.1 ms on the baseline's machine and 81.1 ms on another machine of the kind. The
+    kernels were the same and took the same time. On a CPU the host is the device."""
 
     def took(ms: float) -> Record:
         times = [0.97 * ms, ms, 1.03 * ms, ms, ms]
@@ -229,11 +232,11 @@ def test_another_machine_may_have_another_host(host_ms: float | None, outcome: s
     assert judge(now, before).outcome == "regression"
 
 
-# Looking more than once
+# Repeated looks
 
 
-def test_no_error_is_spent_twice() -> None:
-    """The sum over all looks is what holds the error, however the looks hang together."""
+def test_the_looks_together_spend_the_error_budget_once() -> None:
+    """The sum over all looks bounds the error, however the looks depend on each other."""
     for first in range(1, 12):
         for more in range(12):
             policy = Policy(first=first, last=first + more)
@@ -246,7 +249,7 @@ def test_no_error_is_spent_twice() -> None:
 LOOKS = Policy(first=3, last=10)
 
 
-def test_the_first_launches_alone_are_no_regression() -> None:
+def test_the_first_launches_alone_make_no_regression() -> None:
     found = judge(steps(110.0, 110.0, 110.0), QUIET, policy=LOOKS)
     assert (found.outcome, found.doubtful) == ("ok", True)
     found = judge(steps(*[110.0] * 5), QUIET, policy=LOOKS)
@@ -261,15 +264,15 @@ def test_the_first_launches_alone_are_no_regression() -> None:
         ([101.5] * 3, True),
         ([99.0, 101.0, 104.0], True),
         ([*[101.5] * 3, *[100.0] * 3], False),  # cleared by fresh launches
-        ([95.0] * 3, False),  # better fails nothing
-        ([101.2] * 10, False),  # no more looks
+        ([95.0] * 3, False),  # an improvement fails nothing
+        ([101.2] * 10, False),  # no looks are left
     ],
 )
-def test_only_what_may_yet_be_a_regression_is_in_doubt(now: list[float], doubtful: bool) -> None:
+def test_a_row_is_in_doubt_only_while_it_can_become_a_regression(now: list[float], doubtful: bool) -> None:
     assert judge(steps(*now), QUIET, policy=LOOKS).doubtful is doubtful
 
 
-def test_an_improvement_is_confirmed_where_it_fails() -> None:
+def test_an_improvement_is_confirmed_if_it_fails_the_test() -> None:
     both = dataclasses.replace(LOOKS, fail_on_improvement=True)
     found = judge(steps(90.0, 90.0, 90.0), QUIET, policy=both)
     assert (found.outcome, found.doubtful) == ("ok", True)
@@ -278,23 +281,23 @@ def test_an_improvement_is_confirmed_where_it_fails() -> None:
     assert (found.fails(ci=False, on_improvement=True), found.fails(ci=True)) == (True, False)
 
 
-def test_where_better_fails_too_each_side_has_half_of_the_error() -> None:
+def test_with_fail_on_improvement_each_direction_gets_half_the_error() -> None:
     one = Policy(error=1 / 3000)
     assert one.error_of(2) == 1 / 6000
     assert dataclasses.replace(one, fail_on_improvement=True).error_of(2) == 1 / 12000
     assert Policy(error=0.5, fail_on_improvement=True).error_of(1) == ERROR_MOST / 2
 
 
-def test_a_row_that_more_launches_cannot_make_a_regression_is_given_none() -> None:
-    """1.3 % is above the floor, and at this noise far below what ten launches could tell."""
+def test_a_row_gets_no_launches_that_cannot_make_it_a_regression() -> None:
+    """A change of 1.3 % is above the floor. At this noise it is far below what ten launches could confirm."""
     before = steps(96.0, 98.0, 100.0, 102.0, 104.0)
     policy = dataclasses.replace(LOOKS, error=1e-4)
     assert not judge(steps(99.3, 101.3, 103.3), before, policy=policy).doubtful
     assert judge(steps(103.3, 105.3, 107.3), before, policy=policy).doubtful
 
 
-def test_a_row_that_is_red_for_its_memory_is_told_of_its_time_too() -> None:
-    """Attention that wrote out its scores on an H200 took 34 % more memory and made a step 85 % longer."""
+def test_a_row_red_by_memory_also_reports_its_step_time() -> None:
+    """On an H200, attention that writes out its scores took 34 % more memory and made a step 85 % longer."""
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000)
     found = judge(steps(*[185.0] * 3, peak_allocated_bytes=1340), before, policy=LOOKS)
     assert (found.outcome, found.doubtful) == ("regression", True)
@@ -304,25 +307,25 @@ def test_a_row_that_is_red_for_its_memory_is_told_of_its_time_too() -> None:
     assert str(done.reason).startswith("step time 85.0% worse")
 
 
-def test_what_does_other_work_is_not_in_doubt_however_long_it_takes() -> None:
+def test_a_row_with_other_work_is_not_in_doubt() -> None:
     before, now = steps(*[100.0] * 3, flops_per_step=7), steps(*[102.0] * 3, flops_per_step=8)
     found = judge(now, before, policy=LOOKS)
     assert (found.outcome, found.doubtful, found.changes[0].doubtful) == ("incomparable", False, True)
 
 
-def test_a_smaller_share_of_the_nights_error_asks_for_more() -> None:
+def test_a_smaller_error_budget_needs_stronger_evidence() -> None:
     now = steps(101.3, 101.3, 101.3)
     assert judge(now, QUIET).outcome == "regression"
     assert judge(now, QUIET, policy=Policy(error=1e-4)).outcome == "ok"
     assert judge(now, QUIET, policy=Policy(error=1.0)) == judge(now, QUIET), "ERROR_MOST holds for a single row too"
 
 
-def test_the_metrics_of_a_row_share_its_error() -> None:
+def test_the_metrics_of_a_row_share_its_error_budget() -> None:
     before, now = steps(100.0, 100.0, 100.0, compute_ms=50.0), steps(101.3, 101.3, 101.3, compute_ms=50.0)
     assert judge(now, before, policy=Policy(error=1e-3)).changes[0].sees > step_change(now).sees
 
 
-def test_the_middle_of_the_launches_is_geometric() -> None:
+def test_launches_are_averaged_geometrically() -> None:
     change = step_change(steps(50.0, 200.0), steps(400.0, 100.0))
     assert (change.before, change.now, change.change) == pytest.approx((200.0, 100.0, 0.5))
 
@@ -339,20 +342,20 @@ def test_peak_memory_may_move_by_half_a_percent(now: int, outcome: str) -> None:
     assert judge(metric("peak_allocated_bytes", [now * MIB] * 3), before).outcome == outcome
 
 
-def test_memory_that_the_baseline_itself_could_not_repeat_is_judged_against_its_noise() -> None:
-    """A gate for what is deterministic would be red every night: 3 % apart, and 2 % up is nothing to see."""
+def test_memory_that_varies_in_the_baseline_is_judged_by_its_noise() -> None:
+    """The baseline's launches are 3 % apart, so 2 % more is noise. A deterministic gate would be red every night."""
     before = metric("peak_allocated_bytes", [1000 * MIB, 1010 * MIB, 1015 * MIB, 1005 * MIB, 1030 * MIB])
     change = judge(metric("peak_allocated_bytes", [1030 * MIB] * 3), before).change("peak_allocated_bytes")
     assert change is not None and change.outcome == "ok" and 0.02 < change.sees < 0.05
     assert judge(metric("peak_allocated_bytes", [1100 * MIB] * 3), before).outcome == "regression"
 
 
-def test_memory_that_no_launch_repeats_is_noisy_and_not_ok() -> None:
+def test_memory_that_differs_in_every_launch_is_noisy() -> None:
     before = metric("peak_allocated_bytes", [gb * 1000 * MIB for gb in (16.5, 21.3, 17.0, 18.0, 16.4)])
     assert judge(metric("peak_allocated_bytes", [17_000 * MIB] * 3), before).outcome == "noisy"
 
 
-def test_memory_is_judged_whatever_the_launches_did_to_the_clock() -> None:
+def test_memory_is_judged_even_if_the_step_time_is_noisy() -> None:
     before, now = steps(90.0, 110.0, peak_allocated_bytes=1000), steps(90.0, 110.0, peak_allocated_bytes=1100)
     found = judge(now, before)
     assert found.outcome == "regression"
@@ -364,7 +367,7 @@ def test_memory_is_judged_whatever_the_launches_did_to_the_clock() -> None:
     ("before", "now", "outcome", "change"),
     [(0, 0, "ok", 0.0), (0, 1, "regression", -math.inf), (1, 0, "improvement", 1.0)],
 )
-def test_nothing_at_all_is_a_value_like_any_other(before: int, now: int, outcome: str, change: float) -> None:
+def test_zero_is_a_value_like_any_other(before: int, now: int, outcome: str, change: float) -> None:
     name = "peak_allocated_bytes"
     found = judge(metric(name, [now] * 3), metric(name, [before] * 3))
     assert (found.outcome, found.change(name)) == (
@@ -397,7 +400,7 @@ def test_the_same_flops_are_ok() -> None:
         (0, 1000, -math.inf, "FLOPs: 0, now 1,000: the step does other work than the baseline's"),
     ],
 )
-def test_another_number_of_flops_either_way_is_other_work(before: int, now: int, fraction: float, words: str) -> None:
+def test_more_or_fewer_flops_are_other_work(before: int, now: int, fraction: float, words: str) -> None:
     found, change = flops_against(before, now)
     assert found == Verdict(outcome="incomparable", reason=words, changes=found.changes, suspects=SUSPECTS)
     assert change == Change(
@@ -414,7 +417,7 @@ def test_a_single_flop_of_many_counts_and_is_shown(by: int) -> None:
     )
 
 
-# What is counted
+# Counts
 
 
 def counted(before: Sequence[float], now: Sequence[float], name: str = "kernels") -> tuple[Verdict, Change]:
@@ -427,13 +430,13 @@ def counted(before: Sequence[float], now: Sequence[float], name: str = "kernels"
     ("now", "outcome", "change"),
     [(1000, "ok", 0.0), (1001, "regression", -0.001), (999, "improvement", 0.001), (0, "improvement", 1.0)],
 )
-def test_one_kernel_more_is_worse_and_one_fewer_is_better(now: int, outcome: str, change: float) -> None:
+def test_one_more_kernel_is_worse_and_one_fewer_is_better(now: int, outcome: str, change: float) -> None:
     found, kernels = counted([1000] * 3, [now] * 3)
     assert (found.outcome, found.suspects) == (outcome, SUSPECTS)
     assert kernels == Change(metric="kernels", before=1000, now=now, change=near(change), sees=0.0, outcome=outcome)
 
 
-def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before() -> None:
+def test_a_reason_shows_the_full_count_and_the_unchanged_step_time() -> None:
     found, change = counted([20_971_520] * 3, [20_971_524] * 3, "collective_bytes")
     assert found.reason == (
         "bytes into collectives a step, all ranks: 20,971,520 → 20,971,524; the step time did not change (sees ≥ 1.5%)"
@@ -457,13 +460,13 @@ def test_a_count_is_said_in_full_and_so_is_that_the_step_takes_as_long_as_before
         ([90.0, 100.0, 110.0], "step time: only a change of 43.8% or more could have been seen, not one of 5.0%"),
     ],
 )
-def test_beside_a_count_stands_what_became_of_the_time(ms: list[float], words: str) -> None:
+def test_the_reason_of_a_changed_count_also_reports_the_step_time(ms: list[float], words: str) -> None:
     found = judge(steps(*ms, kernels=12), steps(100.0, 100.0, 100.0, kernels=10))
     assert found.outcome == "regression"
     assert words in str(found.reason)
 
 
-def test_where_the_time_is_in_doubt_that_is_said() -> None:
+def test_the_reason_says_if_the_step_time_is_in_doubt() -> None:
     found = judge(steps(*[102.0] * 3, kernels=12), steps(*[100.0] * 3, kernels=10), policy=LOOKS)
     assert (
         found.reason
@@ -484,15 +487,17 @@ def test_where_the_time_is_in_doubt_that_is_said() -> None:
         ([10, 10, 10], [9, 8, 9], "improvement"),
     ],
 )
-def test_what_is_not_the_same_in_every_launch_is_no_count(before: list[int], now: list[int], outcome: str) -> None:
-    """Kernels that are tuned by timing them, or a step that ends an epoch in one launch of three."""
+def test_counts_that_vary_between_launches_are_not_judged_unless_all_changed(
+    before: list[int], now: list[int], outcome: str
+) -> None:
+    """Counts vary if kernels are tuned by timing them, or if a step ends an epoch in one launch of three."""
     found, change = counted(before, now)
     assert change.outcome == outcome
     assert found.outcome == ("ok" if outcome == "not judged" else outcome)
 
 
-def test_a_kernel_more_of_a_compiled_step_is_shown_and_not_judged() -> None:
-    """Inductor pads a product where that was faster when it compiled, so another machine may run a kernel more."""
+def test_kernel_counts_of_compiled_steps_are_shown_and_not_judged() -> None:
+    """Inductor pads a product if that was faster while it compiled, so another machine may run one more kernel."""
     before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (1066, 1067))
     found = judge(now, before)
     kernels = found.change("kernels")
@@ -500,7 +505,7 @@ def test_a_kernel_more_of_a_compiled_step_is_shown_and_not_judged() -> None:
     assert (found.outcome, kernels.before, kernels.now, movement(kernels)) == ("ok", 1066, 1067, GENERATED)
 
 
-def test_kernels_of_a_compiled_step_that_is_the_same_everywhere_can_be_judged() -> None:
+def test_a_gate_can_judge_the_kernel_count_of_a_compiled_step() -> None:
     before, now = (steps(*[100.0] * 3, kernels=kernels, graph_breaks=0) for kernels in (60, 61))
     assert judge(now, before, policy=Policy(gates=gates({"kernels": {"generated": False}}))).outcome == "regression"
     with pytest.raises(ValueError, match="the gate of kernels takes generated=True or generated=False"):
@@ -513,8 +518,8 @@ def test_a_compiled_step_with_one_more_collective_or_graph_break_is_red() -> Non
     assert judge(steps(*[100.0] * 3, kernels=1067, collectives=4, graph_breaks=1), before).outcome == "regression"
 
 
-def test_a_count_is_compared_as_the_baselines_file_keeps_it() -> None:
-    """Fractions are cut to six digits; whole numbers of any size are not."""
+def test_counts_are_compared_with_the_digits_of_the_stored_file() -> None:
+    """Fractions are cut to six digits. Whole numbers keep all digits."""
     assert counted([as_stored(12345.25)] * 3, [12345.25] * 3)[0].outcome == "ok"
     assert counted([as_stored(10.0**15)] * 3, [10.0**15 + 1] * 3)[0].outcome == "regression"
 
@@ -522,7 +527,7 @@ def test_a_count_is_compared_as_the_baselines_file_keeps_it() -> None:
 # Several metrics
 
 
-def test_the_worst_decides_and_all_that_share_it_are_named() -> None:
+def test_the_worst_metric_decides_and_all_metrics_as_bad_are_named() -> None:
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1000, flops_per_step=1000)
     now = steps(110.0, 110.0, 110.0, peak_allocated_bytes=1100, flops_per_step=1000)
     found = judge(now, before)
@@ -539,7 +544,7 @@ def test_other_work_is_neither_faster_nor_slower(ms: float, alone: str) -> None:
     assert found.reason == "FLOPs: 1,000, now 900: the step does other work than the baseline's"
 
 
-def test_other_work_is_said_in_a_noisy_row_too() -> None:
+def test_other_work_is_reported_in_a_noisy_row_too() -> None:
     before, now = steps(90.0, 110.0, flops_per_step=1000), steps(90.0, 110.0, flops_per_step=900)
     found = judge(now, before)
     assert (found.outcome, [change.outcome for change in found.changes]) == ("incomparable", ["noisy", "incomparable"])
@@ -553,8 +558,8 @@ def test_metrics_without_a_gate_are_not_judged() -> None:
 
 
 @pytest.mark.parametrize("pattern", [[100.0, 100.0, 150.0], [100.0, 100.0, 100.0, 200.0]])
-def test_what_slows_fewer_than_half_of_the_steps_is_no_secret_of_the_median(pattern: list[float]) -> None:
-    """A stall every third step, or a reduction every fourth."""
+def test_throughput_shows_slow_steps_that_the_median_hides(pattern: list[float]) -> None:
+    """Every third step stalls, or every fourth step has a reduction."""
 
     def ran(times_ms: list[float]) -> Record:
         traces = [trace(rank, step_ms=times_ms * 10) for rank in range(2)]
@@ -574,8 +579,8 @@ def test_what_slows_fewer_than_half_of_the_steps_is_no_secret_of_the_median(patt
     assert judge(ran(pattern), ran([100.0] * len(pattern)), policy=own).outcome == "regression"
 
 
-def test_a_case_has_limits_of_its_own() -> None:
-    """On one metric; the others keep theirs, and what is said names the limit that held."""
+def test_a_case_can_set_its_own_limits() -> None:
+    """The limits apply to one metric, and the others keep theirs. The reason names the limit that applied."""
     before = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1000)
     now = steps(90.0, 100.0, 110.0, peak_allocated_bytes=1008)
     assert judge(now, before).outcome == "regression"
@@ -605,7 +610,7 @@ def test_a_case_has_limits_of_its_own() -> None:
         ("step_ms", {"tolerance": 0.01}, "step_ms with a floor of 0.01 and a tolerance of 0.01 would always be noisy"),
     ],
 )
-def test_limits_that_cannot_be_had_are_refused(metric: str, limits: dict[str, object], said: str) -> None:
+def test_impossible_limits_are_refused(metric: str, limits: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         gates({metric: limits})
 
@@ -616,18 +621,18 @@ def test_a_floor_at_the_tolerance_makes_no_row_noisy() -> None:
     assert judge(steps(*[109.0] * 5), quiet, policy=Policy(floor=0.05)).outcome == "regression"
 
 
-def test_the_floor_of_a_case_goes_before_that_of_the_run() -> None:
+def test_the_floor_of_a_case_wins_over_the_floor_of_the_run() -> None:
     before, now = steps(*[100.0] * 5), steps(*[102.0] * 5)
     assert judge(now, before, policy=Policy(floor=0.001)).outcome == "regression"
     gates = {"step_ms": {"floor": 0.05, "tolerance": 0.2}}
     assert judge(now, before, policy=Policy(floor=0.001, gates=gates)).outcome == "ok"
 
 
-def test_a_metric_that_the_baseline_did_not_have_is_not_judged() -> None:
+def test_a_metric_that_the_baseline_lacks_is_not_judged() -> None:
     assert judge(metric("flops_per_step", [7] * 3), QUIET).outcome == "ok"
 
 
-def test_judged_metrics_that_went_missing_are_said() -> None:
+def test_a_missing_judged_metric_makes_the_row_incomparable() -> None:
     before = steps(100.0, 100.0, 100.0, peak_allocated_bytes=1, flops_per_step=7, mfu=0.5, start_s=9.0)
     assert judge(QUIET, before, suspects=SUSPECTS) == Verdict(
         outcome="incomparable",
@@ -637,7 +642,7 @@ def test_judged_metrics_that_went_missing_are_said() -> None:
     )
 
 
-def test_a_step_that_is_no_longer_compiled_is_said_to_be() -> None:
+def test_a_step_that_is_no_longer_compiled_is_incomparable() -> None:
     found = judge(QUIET, steps(100.0, 100.0, 100.0, graph_breaks=0, recompiles=1))
     assert (found.outcome, found.reason) == (
         "incomparable",
@@ -660,7 +665,7 @@ def test_nan_does_not_pass(name: str, outcome: str) -> None:
     assert compare_constant(name, [math.nan], [1.0], policy=Policy()).outcome == outcome
 
 
-def test_a_time_that_is_not_one_does_not_pass() -> None:
+def test_a_time_that_is_not_positive_does_not_pass() -> None:
     for broken in (math.nan, 0.0, -1.0):
         try:
             found = compare([100.0], [broken])
@@ -673,7 +678,7 @@ def test_a_time_that_is_not_one_does_not_pass() -> None:
 # Without a comparison
 
 
-def test_no_baseline() -> None:
+def test_a_row_without_a_baseline_is_not_compared() -> None:
     assert judge(QUIET, None, suspects=SUSPECTS) == Verdict(
         outcome="no-baseline",
         reason="there is no baseline for this case on this hardware; --save-baseline stores one",
@@ -681,7 +686,7 @@ def test_no_baseline() -> None:
     )
 
 
-def test_other_conditions_forbid_a_comparison_however_slow_it_was() -> None:
+def test_rows_under_other_conditions_are_incomparable() -> None:
     found = judge(
         steps(200.0, 200.0),
         QUIET,
@@ -695,7 +700,7 @@ def test_other_conditions_forbid_a_comparison_however_slow_it_was() -> None:
     )
 
 
-def test_two_pairs_of_launches_and_hardly_any_error_see_nothing() -> None:
+def test_two_pairs_with_a_tiny_error_budget_see_no_change() -> None:
     before, now = steps(100.0, 104.0), steps(101.0, 99.0)
     found = judge(now, before, against="main", policy=Policy(error=1e-9, first=2, last=2))
     assert (found.outcome, found.reason) == (
@@ -704,8 +709,8 @@ def test_two_pairs_of_launches_and_hardly_any_error_see_nothing() -> None:
     )
 
 
-def test_two_sides_are_judged_in_pairs_and_named() -> None:
-    """Launches that differ by half, and pairs of them by 3 %."""
+def test_two_sides_are_judged_in_pairs() -> None:
+    """Launches differ by half, but the two launches of a pair only by 3 %."""
     before = steps(100.0, 150.0, 80.0, 120.0, 99.0, 101.0)
     now = steps(*(1.03 * launch.metrics["step_ms"] for launch in before.launches))
     assert judge(now, before).outcome == "noisy"
@@ -714,7 +719,7 @@ def test_two_sides_are_judged_in_pairs_and_named() -> None:
     assert found.reason is not None and found.reason.startswith("step time 3.0% worse (sees ≥ ")
 
 
-def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
+def test_constant_metrics_of_two_sides_are_compared_as_with_a_baseline() -> None:
     before, now = (record(*[launch(flops_per_step=flops)] * 2) for flops in (100, 101))
     found = judge(now, before, against="main")
     assert (found.outcome, found.reason) == (
@@ -723,7 +728,7 @@ def test_what_never_varies_is_compared_as_with_a_baseline() -> None:
     )
 
 
-def test_the_name_of_the_other_side_stands_for_the_baseline() -> None:
+def test_reasons_name_the_other_side_instead_of_the_baseline() -> None:
     lacks = judge(record(*[launch()] * 2), record(*[launch(flops_per_step=1)] * 2), against="main")
     assert lacks.reason == "main has FLOPs and this run has not; bring that back, or accept its loss"
     once, twice = record(launch(), launch(compute_ms=1.0)), record(*[launch(compute_ms=1.0)] * 2)
@@ -740,7 +745,7 @@ LATE_OOM = record(launch(), failed("oom", "rank 0: no room"))
 
 
 @pytest.mark.parametrize("out", [OOM, LATE_OOM], ids=["first launch", "later launch"])
-def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
+def test_out_of_memory_is_compared_with_the_baseline(out: Record) -> None:
     why_red_in_ci = "there is no baseline for this case on this hardware; --save-baseline stores one"
     assert judge(out, None) == Verdict(outcome="oom", reason=f"rank 0: no room; {why_red_in_ci}", compared=False)
     assert judge(out, OOM) == Verdict(outcome="oom", reason="out of memory, as in the baseline")
@@ -753,7 +758,7 @@ def test_out_of_memory_is_held_against_the_baseline(out: Record) -> None:
 @pytest.mark.parametrize("outcome", ["invalid", "timeout", "crash"])
 @pytest.mark.parametrize("baseline", [None, QUIET, OOM], ids=["none", "ok", "oom"])
 @pytest.mark.parametrize("must_match", [(), (("device", "A", "B"),)], ids=["same", "other"])
-def test_what_failed_is_told_as_it_is(
+def test_a_failed_launch_gives_the_row_its_outcome_and_reason(
     outcome: str, baseline: Record | None, must_match: tuple[tuple[str, str, str], ...]
 ) -> None:
     found = judge(record(launch(), failed(outcome, "because")), baseline, must_match=must_match, suspects=SUSPECTS)
@@ -775,7 +780,7 @@ FAILING = {"regression", "environment", "incomparable", "invalid", "timeout", "c
         (True, False, set(OUTCOMES)),
     ],
 )
-def test_which_outcomes_fail(ci: bool, compared: bool, failing: set[str]) -> None:
+def test_these_outcomes_fail_the_test(ci: bool, compared: bool, failing: set[str]) -> None:
     verdicts = [Verdict(outcome=outcome, compared=compared) for outcome in OUTCOMES]
     assert {verdict.outcome for verdict in verdicts if verdict.fails(ci=ci)} == failing
 
@@ -783,13 +788,13 @@ def test_which_outcomes_fail(ci: bool, compared: bool, failing: set[str]) -> Non
 @pytest.mark.parametrize(
     ("now", "outcome"), [(QUIET, "no-baseline"), (OOM, "oom"), (LATE_OOM, "oom")], ids=["ok", "oom", "later oom"]
 )
-def test_what_nothing_was_there_to_compare_with_fails_where_nobody_reads_warnings(now: Record, outcome: str) -> None:
+def test_a_row_without_a_baseline_fails_only_in_ci(now: Record, outcome: str) -> None:
     found = judge(now, None)
     assert (found.outcome, found.fails(ci=False), found.fails(ci=True)) == (outcome, False, True)
     assert not judge(now, now).fails(ci=True)
 
 
-def test_every_end_of_a_launch_is_an_outcome_and_others_are_refused() -> None:
+def test_every_launch_outcome_is_a_row_outcome_and_others_are_refused() -> None:
     assert set(LAUNCH_OUTCOMES) <= set(OUTCOMES)
     with pytest.raises(ValueError, match="outcome 'fine' is unknown; known: ok, saved, "):
         Verdict(outcome="fine")
@@ -808,8 +813,8 @@ def test_a_change_is_never_rounded_to_nothing(fraction: float, words: str) -> No
     assert describe(change) == f"step time {words} (sees ≥ 1.0%)"
 
 
-def test_another_machine_of_the_kind_may_be_a_little_slower_and_launches_cannot_show_it() -> None:
-    """The same 2 % are a regression on one machine and could be the machine itself on another."""
+def test_a_small_slowdown_on_another_machine_is_no_regression() -> None:
+    """A slowdown of 2 % is a regression on the same machine. On another machine it could be the machine itself."""
     before, now = (steps(*[ms] * 5, compute_ms=95.0, host_ms=50.0) for ms in (100.0, 102.0))
     here = judge(now, before)
     there = judge(now, before, suspects=[("machine", "aaaaaaaa", "bbbbbbbb")])
@@ -831,7 +836,7 @@ def on(*launches: tuple[float, dict[str, list[float]]], **metrics: float) -> Rec
     return record(*(launch(ms, conditions=conditions, **metrics) for ms, conditions in launches))
 
 
-def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() -> None:
+def test_a_slowdown_that_conditions_explain_is_environment_and_fails() -> None:
     before, now = on(*[(100.0, CALM)] * 3), on(*[(130.0, THROTTLED)] * 3)
     found = judge(now, before, suspects=SUSPECTS)
     assert (found.outcome, found.suspects, list(map(str, found.causes))) == ("environment", SUSPECTS, [CLOCK])
@@ -840,14 +845,14 @@ def test_a_slowdown_that_the_conditions_explain_is_the_environments_and_fails() 
     assert found.changes == (dataclasses.replace(step_change(now, before), outcome="environment"),)
 
 
-def test_conditions_that_explain_a_part_say_how_much() -> None:
-    """A clock at 71 % makes a step 1.4 times as long, and this one takes 1.8 times as long."""
+def test_conditions_that_explain_a_part_of_a_slowdown_say_how_much() -> None:
+    """A clock at 71 % makes a step 1.4 times as long, and this step takes 1.8 times as long."""
     found = judge(on(*[(180.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     part = "the machine first, which may make it 40.4% longer"
     assert (found.outcome, found.reason) == ("environment", f"step time 80.0% worse (sees ≥ 1.5%); {part}: {CLOCK}")
 
 
-def test_what_throttles_one_of_two_sides_that_take_turns_is_that_side() -> None:
+def test_throttling_of_one_side_is_a_regression_of_that_side() -> None:
     found = judge(on(*[(130.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3), against="main")
     assert (found.outcome, found.causes) == ("regression", ())
 
@@ -858,8 +863,8 @@ def test_a_slowdown_under_the_baselines_conditions_is_a_regression() -> None:
         assert (found.outcome, found.causes) == ("regression", ())
 
 
-def test_a_slowdown_larger_than_the_conditions_explain_is_a_regression_that_names_them() -> None:
-    """A clock at 71 % makes a step 1.4 times as long, and this one takes three times as long."""
+def test_a_slowdown_beyond_what_conditions_explain_is_a_regression() -> None:
+    """A clock at 71 % makes a step 1.4 times as long, and this step takes three times as long."""
     found = judge(on(*[(300.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     assert (found.outcome, list(map(str, found.causes))) == ("regression", [CLOCK])
     assert found.reason == "step time 200.0% worse (sees ≥ 1.5%)"
@@ -874,14 +879,14 @@ def test_memory_and_flops_never_blame_the_machine() -> None:
     assert more.outcome == "incomparable"
 
 
-def test_a_count_is_red_whatever_the_machine_did_and_the_time_is_still_the_machines() -> None:
+def test_a_count_is_red_even_if_the_machine_explains_the_step_time() -> None:
     before, now = on(*[(100.0, CALM)] * 3, kernels=500), on(*[(130.0, THROTTLED)] * 3, kernels=501)
     found = judge(now, before)
     time = f"step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: {CLOCK}"
     assert (found.outcome, found.reason) == ("regression", f"kernels a step: 500 → 501; {time}")
 
 
-def test_conditions_that_slow_nothing_change_no_outcome_and_are_named() -> None:
+def test_harmless_conditions_are_named_and_change_no_outcome() -> None:
     found = judge(on(*[(100.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
     assert (found.outcome, found.reason, list(map(str, found.causes))) == ("ok", None, [CLOCK])
     faster = judge(on(*[(90.0, THROTTLED)] * 3), on(*[(100.0, CALM)] * 3))
@@ -889,14 +894,14 @@ def test_conditions_that_slow_nothing_change_no_outcome_and_are_named() -> None:
 
 
 @pytest.mark.parametrize("stored", [{}, CALM], ids=["older than conditions", "with conditions"])
-def test_where_the_baseline_does_not_say_only_what_is_never_normal_counts(stored: dict[str, list[float]]) -> None:
+def test_without_stored_conditions_only_abnormal_conditions_count(stored: dict[str, list[float]]) -> None:
     before = on(*[(100.0, stored)] * 3)
     assert judge(on(*[(130.0, {"hw_thermal": [0.6, 0.0]})] * 3), before).outcome == "environment"
     assert judge(on(*[(130.0, {"other_processes": [0.0, 2.0]})] * 3), before).outcome == "environment"
     assert judge(on(*[(130.0, THROTTLED)] * 3), before).outcome == ("environment" if stored else "regression")
 
 
-def test_one_slow_rank_and_two_moods_are_the_environments() -> None:
+def test_a_slow_rank_or_two_speeds_of_steps_are_environment() -> None:
     even, uneven = ({"rank_compute_ms": [90.0, slow]} for slow in (90.0, 99.0))
     assert judge(on(*[(109.0, uneven)] * 3), on(*[(100.0, even)] * 3)).outcome == "environment"
     slow = [bool(int(bit)) for bit in "1101111011100111110111001"]
@@ -907,7 +912,7 @@ def test_one_slow_rank_and_two_moods_are_the_environments() -> None:
 
 
 def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
-    """For their conditions, whatever their figures: here the two that ran beside others were the fast ones."""
+    """Their conditions decide, not their figures. In the second case the two disturbed launches are the fast ones."""
     before = on(*[(100.0, CALM)] * 5)
     beside = {**CALM, "other_processes": [0.0, 1.0]}
     mixed = [(130.0, beside)] * 2 + [(100.0, CALM)] * 5
@@ -927,15 +932,15 @@ def test_disturbed_launches_are_left_out_once_there_are_enough_others() -> None:
 @pytest.mark.parametrize(
     ("disturbed", "calm", "outcome", "doubtful"),
     [
-        (2, 3, "noisy", True),  # fresh launches may tell
+        (2, 3, "noisy", True),  # fresh launches may decide
         (4, 4, "noisy", True),
-        (4, 5, "regression", False),  # enough that were not disturbed
-        (6, 4, "regression", False),  # no more launches, and those that were calm are as slow
-        (9, 1, "environment", False),  # one that was calm may be an outlier
-        (5, 0, "environment", False),  # a machine that never was calm: more of the same tells nothing
+        (4, 5, "regression", False),  # enough calm launches
+        (6, 4, "regression", False),  # no launches are left, and the calm ones are as slow
+        (9, 1, "environment", False),  # a single calm launch may be an outlier
+        (5, 0, "environment", False),  # the machine was never calm, so more launches decide nothing
     ],
 )
-def test_while_some_launches_are_disturbed_it_is_too_early_for_red(
+def test_a_row_with_disturbed_launches_needs_enough_calm_ones_to_be_red(
     disturbed: int, calm: int, outcome: str, doubtful: bool
 ) -> None:
     now = on(*[(130.0, THROTTLED)] * disturbed, *[(130.0, CALM)] * calm)
@@ -943,15 +948,15 @@ def test_while_some_launches_are_disturbed_it_is_too_early_for_red(
     assert (found.outcome, found.doubtful) == (outcome, doubtful)
 
 
-def test_what_calm_launches_have_not_is_the_machines() -> None:
+def test_a_slowdown_that_calm_launches_lack_is_environment() -> None:
     before = on(*[(100.0, CALM)] * 5)
-    for calm_ms in (101.0, 85.0):  # as fast as before, and faster by about as much as the others are slower
+    for calm_ms in (101.0, 85.0):  # as fast as the baseline, and faster by about as much as the others are slower
         now = on(*[(130.0, THROTTLED)] * 8, *[(calm_ms, CALM)] * 2)
         assert judge(now, before, policy=LOOKS).outcome == "environment"
 
 
-def test_launches_that_are_left_out_spend_no_error_twice() -> None:
-    """Every launch that is started is one look at most, whichever of them are judged in it."""
+def test_left_out_launches_spend_no_extra_error() -> None:
+    """Every started launch is at most one look, whichever launches are judged in it."""
     for started in range(3, 11):
         for left_out in range(started):
             looks = dataclasses.replace(LOOKS, left_out=left_out)
@@ -961,7 +966,7 @@ def test_launches_that_are_left_out_spend_no_error_twice() -> None:
     assert judge(now, before, policy=LOOKS).doubtful is False, "none is left to start"
 
 
-def test_not_a_number_is_no_machines_fault() -> None:
+def test_a_nan_is_a_regression_and_not_environment() -> None:
     before, now = on(*[(100.0, CALM)] * 3), on(*[(130.0, THROTTLED)] * 3)
     broken = dataclasses.replace(before.launches[0], metrics={"step_ms": 100.0})
     object.__setattr__(broken, "metrics", {"step_ms": math.nan})
@@ -969,20 +974,20 @@ def test_not_a_number_is_no_machines_fault() -> None:
 
 
 @pytest.mark.parametrize(("step", "waits"), [("ok", True), ("regression", False)])
-def test_a_row_that_is_red_by_its_rate_alone_is_told_of_its_step(step: str, waits: bool) -> None:
-    """Where the median step is in doubt still; what follows from it is no reason to stop and call it noisy."""
+def test_a_row_red_only_by_throughput_waits_for_its_step_time(step: str, waits: bool) -> None:
+    """While the median step time is in doubt, the row gets more launches. A red throughput does not end that."""
     rate = Change(metric="samples_per_s", before=40.0, now=30.0, change=-0.25, sees=0.05, outcome="regression")
     median = Change(metric="step_ms", before=10.0, now=13.0, change=-0.3, sees=0.1, outcome=step, doubtful=step == "ok")
     assert Verdict(outcome="regression", changes=(median, rate)).doubtful is waits
 
 
-def test_one_metric_leads_and_every_time_says_who_paces_it() -> None:
+def test_one_metric_leads_and_every_time_metric_names_what_paces_it() -> None:
     assert [name for name, metric in METRICS.items() if metric.leads] == [next(iter(METRICS))]
     assert all((metric.paced_by is not None) == isinstance(metric.gate, Statistical) for metric in METRICS.values())
 
 
-def test_a_metric_of_the_device_is_judged_like_any_other_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its row alone: a host that is noisier on another machine is no excuse for it, whatever it is called."""
+def test_any_metric_paced_by_the_device_is_judged_without_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry in the table of metrics decides, not its name. A noisier host on another machine is no excuse."""
     monkeypatch.setitem(METRICS, "kernel_ms", dataclasses.replace(METRICS["compute_ms"], title="kernel time"))
     before, now = (
         record(*[launch(100.0 + number / 10, kernel_ms=ms + number / 100, host_ms=100.0) for number in range(5)])

@@ -1,4 +1,4 @@
-"""A watchdog ends what must not go on, at the right moment: with a clock and ranks that are made up."""
+"""The watchdog ends ranks that must not go on, at the right moment. The clock and the ranks are simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Pack:
-    """Two ranks of one node: what the watchdog is shown, and what it ``did``, each with the time."""
+    """Two simulated ranks of one node. ``did`` holds the watchdog's actions, each with its time in seconds."""
 
     now_s: float = 0.0
     doing: str = "starting"
@@ -75,12 +75,12 @@ class Pack:
         self.did.append(("give up", self.now_s))
 
     def first(self, what: str) -> float:
-        """When it was done first; infinite where it was not."""
+        """The time of the first such action in seconds; infinite if there is none."""
         return next((at for one, at in self.did if one == what), float("inf"))
 
 
 def until(pack: Pack, watchdog: Watchdog, end_s: float) -> bool:
-    """Look ten times a second until ``end_s``; whether the watchdog would go on."""
+    """Look ten times a second until ``end_s``. Return whether the watchdog would go on."""
     goes_on = True
     while goes_on and pack.now_s < end_s:
         goes_on = watchdog.look()
@@ -110,19 +110,19 @@ def test_each_phase_is_shown_once(pack: Pack, watchdog: Watchdog) -> None:
     assert pack.shown == ["starting", "timing 20 steps"]
 
 
-def test_processes_are_looked_at_twice_a_second(pack: Pack, watchdog: Watchdog) -> None:
+def test_processes_are_checked_twice_a_second(pack: Pack, watchdog: Watchdog) -> None:
     until(pack, watchdog, 10.0)
     assert pack.checks == pytest.approx(10.0 / CHECK_EVERY_S, abs=4)
 
 
-def test_ranks_that_outlive_their_limit_are_given_up_and_killed_again_and_again(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_beyond_their_limit_are_given_up_and_killed_repeatedly(pack: Pack, watchdog: Watchdog) -> None:
     assert until(pack, watchdog, LIMIT_S + GRACE_S + 1.0), "some may not have been born yet"
     assert pack.first("give up") == pytest.approx(LIMIT_S + GRACE_S, abs=2 * LOOK_EVERY_S)
     assert pack.first("kill") == pack.first("give up")
     assert len(pack.did) > 10
 
 
-def test_ranks_that_wrote_their_traces_have_a_while_to_leave(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_that_wrote_their_traces_have_some_time_to_exit(pack: Pack, watchdog: Watchdog) -> None:
     until(pack, watchdog, 20.0)
     pack.go = True
     until(pack, watchdog, 20.0 + LINGER_S + 2.0)
@@ -130,8 +130,8 @@ def test_ranks_that_wrote_their_traces_have_a_while_to_leave(pack: Pack, watchdo
     assert pack.first("give up") == pack.first("stop") == float("inf")
 
 
-def test_a_rank_that_ended_without_a_word_ends_the_launch(pack: Pack, watchdog: Watchdog) -> None:
-    """For the agent a rank that exits with 0 has not failed, only not returned yet."""
+def test_a_rank_that_exits_without_a_message_ends_the_launch(pack: Pack, watchdog: Watchdog) -> None:
+    """To the agent, a rank that exits with 0 has not failed. It only has not returned yet."""
     until(pack, watchdog, 5.0)
     pack.over = {1}
     assert not until(pack, watchdog, LIMIT_S)
@@ -140,13 +140,13 @@ def test_a_rank_that_ended_without_a_word_ends_the_launch(pack: Pack, watchdog: 
     assert pack.first("stop") == pytest.approx(5.0 + GRACE_S, abs=CHECK_EVERY_S + 2 * LOOK_EVERY_S)
 
 
-def test_a_rank_that_told_why_it_ended_is_the_agents_to_find(pack: Pack, watchdog: Watchdog) -> None:
+def test_a_rank_that_left_a_message_is_left_to_the_agent(pack: Pack, watchdog: Watchdog) -> None:
     pack.over, pack.wrote = {1}, {1}
     assert until(pack, watchdog, LIMIT_S) and watchdog.observed == Observed()
 
 
-def test_the_first_to_end_are_the_ones_that_count(pack: Pack, watchdog: Watchdog) -> None:
-    """Where one of them failed, the agent may have stopped the others meanwhile."""
+def test_only_the_first_ranks_to_end_count(pack: Pack, watchdog: Watchdog) -> None:
+    """If one of them failed, the agent may have stopped the others meanwhile."""
     pack.over, pack.wrote = {1}, {1}
     until(pack, watchdog, 2.0)
     pack.over = {0, 1}
@@ -154,14 +154,14 @@ def test_the_first_to_end_are_the_ones_that_count(pack: Pack, watchdog: Watchdog
     assert watchdog.observed.gone == set()
 
 
-def test_an_agent_that_does_not_notice_that_all_have_ended_is_stopped(pack: Pack, watchdog: Watchdog) -> None:
+def test_an_agent_that_misses_the_end_of_all_ranks_is_stopped(pack: Pack, watchdog: Watchdog) -> None:
     pack.over, pack.wrote = {0, 1}, {0, 1}
     assert not until(pack, watchdog, LIMIT_S)
     assert watchdog.observed == Observed(stopped=True)
 
 
-def test_who_fell_before_the_others_were_cut_off_is_known(pack: Pack, watchdog: Watchdog) -> None:
-    """A rank of its node may take seconds to end after it, and meanwhile another node has missed it."""
+def test_ranks_that_fell_before_the_cut_off_are_known(pack: Pack, watchdog: Watchdog) -> None:
+    """Another rank of its node may end seconds later. Meanwhile another node may miss the first one."""
     pack.over, pack.cut_off = {0}, True
     until(pack, watchdog, 1.0)
     pack.over = {0, 1}
@@ -174,7 +174,7 @@ def test_who_fell_before_the_others_were_cut_off_is_known(pack: Pack, watchdog: 
     assert not seen.ours(1, SimpleNamespace(exitcode=3))
 
 
-def test_ranks_that_end_after_they_were_cut_off_are_not_gone(pack: Pack, watchdog: Watchdog) -> None:
+def test_ranks_that_end_after_the_cut_off_are_not_counted_as_gone(pack: Pack, watchdog: Watchdog) -> None:
     pack.cut_off = True
     until(pack, watchdog, 1.0)
     pack.over = {1}
@@ -194,7 +194,7 @@ def test_a_thread_looks_until_the_block_ends(pack: Pack) -> None:
     assert pack.checks == looked
 
 
-def test_the_limit_holds_where_nobody_can_be_told_of_progress(tmp_path: Path) -> None:
+def test_the_limit_holds_if_progress_cannot_be_reported(tmp_path: Path) -> None:
     def gone(_: str) -> None:
         raise BrokenPipeError
 

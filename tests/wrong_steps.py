@@ -1,4 +1,4 @@
-"""Mistakes that train without a word, planted on purpose."""
+"""Planted mistakes that train without an error message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sharded_ddp_with_stale_gradients(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def zero_that_loses_a_rank(mesh: DeviceMesh, **params: Any) -> Step:
-    """Weights follow the first rank's gradients alone, on all ranks alike."""
+    """On all ranks the weights follow only the first rank's gradients."""
     right = zero.zero
     weight = float(mesh.size()) if mesh.get_rank() == 0 else 0.0
 
@@ -37,7 +37,7 @@ def zero_that_loses_a_rank(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def pipeline_with_loose_ends(mesh: DeviceMesh, **params: Any) -> Step:
-    """The gradients of embedding and head, one weight, stay apart."""
+    """Embedding and head share one weight, but their gradients are not summed."""
     torch_native.join_ends = lambda mesh: None
     return parallel_step(mesh, **params)
 
@@ -48,7 +48,7 @@ def pipeline_without_gradient_sums(mesh: DeviceMesh, **params: Any) -> Step:
 
 
 def tensor_parallel_with_mixed_heads(mesh: DeviceMesh, **params: Any) -> Step:
-    """Columns in the order of GPT-2, in which the first of two ranks gets all queries and half of the keys."""
+    """Columns keep the order of GPT-2, so the first of two ranks gets all queries and half of the keys."""
     right = torch_native.linear
     torch_native.linear = lambda layer, **_: right(layer)
     return parallel_step(mesh, **params)
