@@ -91,7 +91,7 @@ def test_a_slower_step_fails_its_test_and_the_report_explains_it(project: pytest
             "  differs   *",
             "  since     this run; green at 20*-*-* UTC; between them:",
             "  accept    python -m pytest test_it.py::test_mine *--hw cpu *--save-baseline",
-            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
+            "  by hand   OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
             "*trainbench: 1 regression*",
         ]
     )

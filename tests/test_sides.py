@@ -72,7 +72,7 @@ def test_a_slower_commit_is_red_against_its_parent_and_stores_nothing(commits: p
             f"  differs   commit: {before} → {now}",
             "  again     python -m pytest test_it.py::test_mine *--hw cpu --against 'HEAD~1' *",
             "  accept    nothing to store: after the merge, runs are compared with the merged code",
-            "  by hand   torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
+            "  by hand   OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m pytest_trainbench.rank.worker */job.json",
         ]
     )
     assert f"against HEAD~1 ({before})" in (commits.path / "summary.md").read_text()
