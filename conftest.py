@@ -17,6 +17,7 @@ from pytest_trainbench.schema.plan import Plan
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pytest_trainbench.report.chart import AnyChart
     from pytest_trainbench.schema.record import Record
 
 PROFILES = ("smoke", "seed")
@@ -91,6 +92,12 @@ def pytest_trainbench_tables(records: Sequence[Record]) -> Mapping[str, pd.DataF
     from bench_tests.tables import tables
 
     return tables(records)
+
+
+def pytest_trainbench_charts(records: Sequence[Record]) -> Mapping[str, Sequence[AnyChart]]:
+    from bench_tests.charts import charts
+
+    return charts(records)
 
 
 @pytest.fixture

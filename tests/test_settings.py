@@ -42,6 +42,7 @@ DEFAULTS = Settings(
     price=None,
     task_samples=None,
     report_md=None,
+    report_html=None,
     preload="",
     project="",
     ci=False,
@@ -73,6 +74,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "price": ("2.5USD", Price(amount=2.5, currency="USD", per="hour", date=None, source="--price")),
     "task_samples": ("2048", 2048),
     "report_md": ("/report.md", Path("/report.md")),
+    "report_html": ("/report.html", Path("/report.html")),
 }
 """For each option, a text and its parsed value."""
 
@@ -177,7 +179,7 @@ def test_other_paths_are_relative_to_where_they_were_given_too() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md"])
+@pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md", "report_html"])
 def test_a_leading_tilde_is_the_users_home_in_every_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     variable = f"TRAINBENCH_{name.upper()}"

@@ -29,7 +29,7 @@ from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
 
-FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
+FILES = ("--results", "--report-md", "--report-html", "--junit-xml", "--junitxml")
 """Options with a value that a reported command leaves out. A path in a CI job may not exist on another machine."""
 
 STORING = ("--save-baseline", "--missing", "--stale")
@@ -378,12 +378,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _ = ours.archive.trend  # computed even without a report, because the history stores reported drifts
     if ours.settings.report_md is not None:
         text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
-        try:
-            ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
-            with ours.settings.report_md.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:  # for example a full disk; the terminal still shows the report
-            ours.archive.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
+        _write(ours, ours.settings.report_md, "a", text)
+    if ours.settings.report_html is not None:
+        _write(ours, ours.settings.report_html, "w", ours.page())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -410,6 +407,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ours.archive.saves:
         terminalreporter.write_line("")
         terminalreporter.write_line(terminal.saved(ours.archive.saves))
+
+
+def _write(ours: Session, path: Path, mode: str, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:  # for example a full disk; the terminal still shows the report
+        ours.archive.trend.append(f"report: {path} cannot be written ({error.strerror})")
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:

@@ -256,6 +256,12 @@ OPTIONS: dict[str, Option] = {
         parse=_path,
         metavar="FILE",
     ),
+    "report_html": Option(
+        help="also write the report to this file as a web page with pictures; it opens offline",
+        default=None,
+        parse=_path,
+        metavar="FILE",
+    ),
 }
 
 
@@ -297,6 +303,7 @@ class Settings:
     price: Price | None
     task_samples: int | None
     report_md: Path | None
+    report_html: Path | None
     preload: str
     project: str
     """The project's name in the history, from the ini file; else empty."""

@@ -14,7 +14,7 @@ def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[s
     unknown = "" if hardware.accelerator or hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"{_devices(hardware, nodes)} [{hardware.id}]{unknown}, {libraries}; {compared_with};"
+        f"{devices(hardware, nodes)} [{hardware.id}]{unknown}, {libraries}; {compared_with};"
         f" launches of each case: {launches}"
     )
 
@@ -32,7 +32,8 @@ def stored(count: int, folder: Path, *, guessed_root: Path | None) -> str:
     return text
 
 
-def _devices(hardware: Hardware, nodes: int) -> str:
+def devices(hardware: Hardware, nodes: int) -> str:
+    """The devices of a run in words, for example ``4 × NVIDIA H200``."""
     several = f"{nodes} nodes of " if nodes > 1 else ""
     if hardware.kind == "cpu":
         return f"{several}{hardware.device_name}, {hardware.count} cores"

@@ -124,6 +124,14 @@ def counts(rows: Sequence[Row], cut_off: str = "") -> str:
 def failure(row: Row) -> str:
     """The report of a failed row: how much changed, compared with what, what else differs, and what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
+    lines += [f"  {name:<10}{text}" for name, text in facts_of(row)]
+    if row.detail:
+        lines += ["", textwrap.indent(row.detail, "    ")]
+    return "\n".join(lines)
+
+
+def facts_of(row: Row) -> list[tuple[str, str]]:
+    """Lines on a row, each with its name. A line without a name continues the one before it."""
     facts = _listed("judged", _judged(row.verdict.changes))
     if row.against:
         facts.append(("against", f"{row.against}, measured in turns with this side"))
@@ -146,10 +154,7 @@ def failure(row: Row) -> str:
         facts.append(("accept", "nothing to store: after the merge, runs are compared with the merged code"))
     if row.by_hand:
         facts.append(("by hand", row.by_hand))
-    lines += [f"  {name:<10}{text}" for name, text in facts]
-    if row.detail:
-        lines += ["", textwrap.indent(row.detail, "    ")]
-    return "\n".join(lines)
+    return facts
 
 
 def _conditions(row: Row) -> list[str]:
