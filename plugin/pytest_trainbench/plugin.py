@@ -28,6 +28,7 @@ from pytest_trainbench.schema.metrics import METRICS, Gates, gates
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
+from pytest_trainbench.store.baseline import from_here
 
 FILES = ("--results", "--report-md", "--report-html", "--junit-xml", "--junitxml")
 """Options with a value that a reported command leaves out. A path in a CI job may not exist on another machine."""
@@ -399,6 +400,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(terminal.summary(ours.rows))
     for line in ours.archive.trend:
         terminalreporter.write_line(line)
+    if ours.settings.report_html is not None:
+        terminalreporter.write_line(f"page: {from_here(ours.settings.report_html)}")
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped, so nothing was measured: where CI is set, the run fails")
     for title, table in ours.tables.items():
