@@ -266,7 +266,8 @@ def test_figures_of_an_axis_are_short(value: float, said: str) -> None:
 def test_labels_do_not_lie_on_each_other() -> None:
     dots = tuple(Dot(x=1 + number / 50, y=1, name="n", label=f"strategy-{number}") for number in range(12))
     text = svg.drawn(Chart(title="t", across="x", up="y", series=(Series(name="", dots=dots),)))
-    places = [(float(x), float(y), said) for x, y, said in re.findall(r'x="([\d.]+)" y="([\d.]+)">(strat[^<]*)', text)]
+    found = re.findall(r'x="([\d.]+)" y="([\d.]+)"( text-anchor="end")?>(strat[^<]*)', text)
+    places = [(float(x) - (svg.LETTER * len(said) if ends else 0), float(y), said) for x, y, ends, said in found]
     assert places
     for number, (x, y, said) in enumerate(places):
         for other_x, other_y, other in places[number + 1 :]:

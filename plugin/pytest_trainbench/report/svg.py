@@ -169,6 +169,9 @@ def _label(x: float, y: float, said: str, taken: list[_Area], *, top: float, bot
             inside = left >= LEFT and left + width <= WIDTH and area.y >= top - 6 and area.y + LINE <= bottom + 6
             if inside and not any(area.meets(other) for other in taken):
                 taken.append(area)
+                # A narrow screen has larger letters: the end at the dot is the one that stays.
+                if left < x - width:
+                    return [_text(x - 8, y + away + 4, said, "", anchor="end")]
                 return [_text(left, y + away + 4, said, "")]
     return []
 
