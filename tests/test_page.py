@@ -16,7 +16,7 @@ from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.judge.drift import Drift
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.judge.verdict import judge
-from pytest_trainbench.report import page, pictures, svg
+from pytest_trainbench.report import header, page, pictures, svg
 from pytest_trainbench.report.chart import AnyChart, Bars, Chart, Dot, Launches, Series, Spread
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.record import Record
@@ -90,7 +90,7 @@ def test_the_headline_counts_red_rows_or_says_what_is_missing(rows: list[Row], c
     ("seconds", "said"), [(12, "12 s"), (240, "4 min"), (11520, "3 h 12 min"), (3599, "1 h 0 min")]
 )
 def test_a_duration_is_in_the_unit_that_a_person_would_say(seconds: int, said: str) -> None:
-    assert page.duration(timedelta(seconds=seconds)) == said
+    assert header.duration(timedelta(seconds=seconds)) == said
 
 
 def test_names_from_tests_stay_text() -> None:

@@ -269,6 +269,34 @@ def test_the_report_shows_cases_that_fail_before_their_measurement(project: pyte
     ]
 
 
+def test_a_case_that_never_calls_bench_is_in_the_report(project: pytest.Pytester) -> None:
+    """Its test passes, and without a row nobody would see that it measured nothing."""
+    project.makepyfile(test_it="def test_forgotten(bench, mesh): ...")
+    result = replay(project)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*trainbench: 1 skipped*",
+            "skipped: forgotten: the test passed without a call of bench, so nothing was measured",
+        ]
+    )
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test"])
+def test_a_list_of_fixtures_starts_nothing_and_reports_no_cut_off_run(project: pytest.Pytester, option: str) -> None:
+    result = replay(project, option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*Measure one training step and compare it with its baseline.*"])
+    result.stdout.no_fnmatch_line("*trainbench: *cut off*")
+
+
+def test_the_header_says_how_long_the_run_takes_once_the_history_knows(project: pytest.Pytester) -> None:
+    first = replay(project, "--launches", "2", "--history", "kept")
+    first.stdout.no_fnmatch_line("*this run takes*")
+    second = replay(project, "--launches", "2", "--history", "kept")
+    second.stdout.fnmatch_lines(["trainbench: this run takes about 0 s, by the last runs of these rows; *"])
+
+
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])
 def test_a_malformed_mesh_marker_is_refused(project: pytest.Pytester, mark: str) -> None:
     project.makepyfile(test_it=f"import pytest\n\n@pytest.mark.mesh({mark})\ndef test_mine(bench, mesh):\n    pass\n")

@@ -208,10 +208,11 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         ("devices", "0", COUNT),
         ("stale_days", "0", COUNT),
         *(("confirm", text, WHOLE) for text in ("-1", "some", "1.5", "٣")),
-        *(("night_error", text, FRACTION) for text in ("0", "1", "30", "1/0", "nan", "often")),
+        *(("night_error", text, FRACTION) for text in ("0", "-1", "1/0", "nan", "often")),
         *(("floor", text, FRACTION) for text in ("0%", "100%", "-1%", "%", "inf")),
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
+        ("floor", "5", f"{FRACTION}; for 5 percent type 5%"),
         *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
         *(
             ("price", text, "it must be an amount above 0 with a currency, per device and hour, for example 2.5USD")

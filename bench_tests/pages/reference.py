@@ -28,6 +28,7 @@ WHEN = {
     "saved": "`--save-baseline` stored the row.",
     "calibrated": "`--calibrate` tried what the row can detect.",
     "improvement": "The row is better than its baseline. Save a new baseline. It fails with `--fail-on-improvement`.",
+    "new": "The commit of `--against` does not have this case, so there is nothing to compare with.",
     "no-baseline": "There is nothing to compare with. It fails where `CI` is set.",
     "noisy": "The row would have missed a change of its tolerance, so its result is not `ok`.",
     "oom": "The step ran out of device or host memory, and so did its baseline. It fails where `CI` is set and there"

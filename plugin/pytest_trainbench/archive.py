@@ -61,8 +61,9 @@ class Archive:
         self.gates: dict[str, Gates] = {}
         """The gates that the markers of each case set, by case id."""
 
-    def keep(self, row: Row, record: Record) -> None:
-        """Store a row immediately, so that the row survives if the run is killed later."""
+    def keep(self, row: Row, record: Record, *, took_s: float) -> None:
+        """Store a row immediately, so that the row survives if the run is killed later. ``took_s``: the seconds of the
+        row, all launches and their start included."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
@@ -75,7 +76,9 @@ class Archive:
             # A disturbed launch must not look like a drift.
             undisturbed = () if before is None else attribution.undisturbed(record, before)
             kept = dataclasses.replace(record, launches=undisturbed or record.launches)
-            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
+            self.log.add(
+                history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails, took_s=took_s)
+            )
 
     @cached_property
     def earlier(self) -> tuple[list[history.Run], list[str]]:

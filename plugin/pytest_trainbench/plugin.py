@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from statistics import median
@@ -48,6 +49,9 @@ UNSEEN = (
 )
 """Why a test fails that requests ``bench`` dynamically, after collection. The plugin has not resolved the hardware for
 the test by then, and the test has no share of the run's error budget."""
+
+NEVER_CALLED = "the test passed without a call of bench, so nothing was measured"
+"""Why a row is skipped whose test passed. Without it, the report would not name the test."""
 
 FAILED = pytest.fail.Exception
 
@@ -155,7 +159,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start to import the heavy libraries in the background, while pytest still prints."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
-    nothing_starts = session.config.option.collectonly or _is_worker(session.config)
+    option = session.config.option
+    listed = option.collectonly or option.showfixtures or option.show_fixtures_per_test
+    nothing_starts = listed or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware, ours.other
@@ -178,7 +184,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     session = config.stash[SESSION]
     if not any(map(is_case, items)):
         return ["trainbench: none of these rows is stale (--stale)"] if session.spared else []
-    lines = [] if config.option.collectonly else [session.header(), session.hidden]
+    labels = [_label(item) for item in items if is_case(item)]
+    lines = [] if config.option.collectonly else [session.header(), session.hidden, session.length(labels)]
     if session.settings.against is None:
         with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
             lines.append(str(session.other_code))
@@ -293,6 +300,7 @@ def bench(
             )
             # A second test of the same case with other gates is refused, so the first gates stay.
             session.archive.gates.setdefault(case.id, asked.gates)
+            began = time.monotonic()
             if session.settings.calibrate:
                 row = calibrate(runner, asked)
             else:
@@ -305,7 +313,9 @@ def bench(
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
         if not row.same_as:
-            session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
+            session.archive.keep(
+                row, record, took_s=time.monotonic() - began
+            )  # first: the report must not show a row that could not be stored
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
@@ -346,6 +356,13 @@ def pytest_runtest_makereport(
         return report
     if call.when == "teardown":
         item.config.stash[SESSION].unfinished.discard(item.nodeid)
+    if (
+        call.when == "call"
+        and report.passed
+        and not any(name == "trainbench_outcome" for name, _ in item.user_properties)
+    ):
+        verdict = Verdict(outcome="skipped", reason=NEVER_CALLED)
+        item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
     if call.excinfo is None:
         return report
     if call.excinfo.errisinstance(pytest.skip.Exception):

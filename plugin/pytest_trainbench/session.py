@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -284,6 +284,17 @@ class Session:
             versions=versions,
             compared_with=self._compared_with(),
         )
+
+    def length(self, labels: Sequence[str]) -> str:
+        """How long the cases with these labels take, by the last runs of the history. Empty if they know less than half
+        of the cases."""
+        if self.settings.history is None:
+            return ""
+        project = project_name(self.config.rootpath, self.settings.project)
+        known = history.launch_seconds(self.settings.history / project / self.hardware.id)
+        found = [known[label] for label in labels if label in known]
+        launches = self.settings.launches * (1 if self.other is None else 2)
+        return header.length(found, cases=len(labels), launches=launches)
 
     def _compared_with(self) -> str:
         if self.other is not None:

@@ -39,7 +39,8 @@ def fraction(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not 0 < value < 1:
-        raise ValueError("it must be between 0 and 1, for example 1%, 0.01 or 1/100")
+        percent = f"; for {text} percent type {text}%" if 1 <= value < 100 and not text.endswith("%") else ""
+        raise ValueError(f"it must be between 0 and 1, for example 1%, 0.01 or 1/100{percent}")
     return value
 
 

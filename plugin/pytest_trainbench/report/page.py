@@ -7,12 +7,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.report.chart import AnyChart
+from pytest_trainbench.report.header import duration
 from pytest_trainbench.report.pictures import Charts
 from pytest_trainbench.report.rows import Row, table
 from pytest_trainbench.report.svg import drawn
@@ -114,15 +115,6 @@ def where(facts: Facts) -> str:
     commit = f", commit {facts.commit}" if facts.commit else ""
     started = f"{facts.started.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
     return f"Measured on {facts.device}{machine}, {started}, in {duration(facts.ended - facts.started)}{commit}."
-
-
-def duration(time: timedelta) -> str:
-    """``3 h 12 min``, ``4 min``, ``12 s``."""
-    seconds = round(time.total_seconds())
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _card(row: Row, charts: list[tuple[str, str]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pytest_trainbench.judge.outcome import OUTCOMES, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
-from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.report.rows import Row, mib, ms, table
 from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
@@ -74,7 +74,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
-    said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline stores a new one" for why, who in stale.items()]
+    said += [
+        f"renew the baseline of {', '.join(who)}: {why}; --save-baseline stores a new one" for why, who in stale.items()
+    ]
     said += _of_other_code(rows)
     if disturbed := [row for row in rows if row.verdict.causes and not row.fails]:
         who = ", ".join(row.label for row in disturbed)
@@ -210,8 +212,9 @@ def _parts(row: Row, before: Record, now: Record) -> list[str]:
             old, new = median(then), median(since)
         else:
             continue
-        grown = f"{new - old:+,.2f}".replace("-", "−")
-        lines.append(f"{METRICS[name].title}: {old:,.2f} → {new:,.2f} ms ({grown})")
+        apart = abs(new - old)
+        grown = f"{'−' if new < old else '+'}{f'{apart:,.2f}' if max(old, new) >= 1 else ms(apart)}"
+        lines.append(f"{METRICS[name].title}: {ms(old)} → {ms(new)} ms ({grown})")
     return lines + _collectives(before, now)
 
 
@@ -240,16 +243,16 @@ def _replaced(save: Saved) -> str:
         old = save.replaced
         was = "new" if old is None else f"was {old.outcome}"
         if old is not None and old.outcome == "ok":
-            was = f"was {median(old.values('step_ms')):,.2f} ms a step"
+            was = f"was {ms(median(old.values('step_ms')))} ms a step"
         return f"{save.record.outcome}, {was}"
     now = median(save.record.values("step_ms"))
     if save.replaced is None:
-        return f"{now:,.2f} ms a step, new"
+        return f"{ms(now)} ms a step, new"
     if save.replaced.outcome != "ok":
-        return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
+        return f"{ms(now)} ms a step, was {save.replaced.outcome}"
     before = median(save.replaced.values("step_ms"))
     how = "slower" if now > before else "faster"
-    return f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
+    return f"{ms(before)} → {ms(now)} ms a step ({abs(now / before - 1):.1%} {how})"
 
 
 def _spell(change: Change) -> str:
