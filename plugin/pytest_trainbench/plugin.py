@@ -312,6 +312,8 @@ def bench(
         assert record is not None
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
+        if row.same_as == row.label and all(one.label != row.label for one in session.rows):
+            row = dataclasses.replace(row, same_as="")  # the test runs again
         if not row.same_as:
             session.archive.keep(
                 row, record, took_s=time.monotonic() - began
@@ -341,6 +343,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     if is_case(item) and _is_worker(item.config):
         pytest.fail(ALONE, pytrace=False)
+    if is_case(item):
+        _forget(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -463,6 +467,16 @@ def _disowned(item: pytest.Item, reason: str) -> None:
         session.archive.log.disowned(row.record.case.id)
     item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
+
+
+def _forget(item: pytest.Item) -> None:
+    """Take back the rows and the JUnit properties of the first attempt, if a plugin runs a test again."""
+    session = item.config.stash[SESSION]
+    session.rows_before.setdefault(item.nodeid, len(session.rows))
+    before = session.rows_before[item.nodeid]
+    session.rows[before:] = [row for row in session.rows[before:] if row.label != _label(item)]
+    kept = [(name, value) for name, value in item.user_properties if name not in ("trainbench_outcome", *METRICS)]
+    item.user_properties[:] = kept
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -67,6 +67,8 @@ class Session:
         self.archive = Archive(options)
         self.started = datetime.now(timezone.utc)
         self.rows: list[Row] = []
+        self.rows_before: dict[str, int] = {}
+        """Node id of a case -> the number of rows before it started."""
         self.hidden = ""
         self.cases = 1
         """How many collected tests are cases. They share the run's error budget."""
