@@ -72,9 +72,11 @@ LADDER: dict[str, tuple[str, ...]] = {
         "svg",
         "pictures",
         "page",
+        "exchange",
     ),
     "": (
         "stale",
+        "export",
         "settings",
         "nodes",
         "runner",

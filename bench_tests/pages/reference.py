@@ -17,6 +17,7 @@ from bench_tests.tolerances import SAME_FORMATS, TOLERANCES
 from pytest_trainbench import plugin
 from pytest_trainbench.hardware.catalog import TABLE
 from pytest_trainbench.judge.outcome import OUTCOMES
+from pytest_trainbench.report.exchange import FORMATS
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical
 from pytest_trainbench.settings import ONLY_INI, OPTIONS, Option, flag
 
@@ -59,6 +60,7 @@ def blocks() -> dict[str, str]:
         "metrics": metrics(),
         "hardware": hardware(),
         "tolerances": tolerances(),
+        "formats": formats(),
     }
 
 
@@ -170,6 +172,10 @@ def tolerances() -> str:
         }
         for name, one in rows.items()
     )
+
+
+def formats() -> str:
+    return table({"format": f"`{name}`", "for": f"[{one.reader}]({one.source})"} for name, one in FORMATS.items())
 
 
 def docstring(thing: object) -> str:
