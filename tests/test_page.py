@@ -153,6 +153,16 @@ def test_a_conftest_adds_charts_through_the_hook(project: pytest.Pytester) -> No
     assert "<summary>Mine (1)</summary>" in text and "<figcaption>All steps</figcaption>" in text
 
 
+def test_a_faulty_chart_costs_the_page_and_not_the_report(project: pytest.Pytester) -> None:
+    project.makeconftest("def pytest_trainbench_charts(records):\n    raise OSError('no such table')")
+    result = replay(project, "--launches", "1", "--report-html", "report.html")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["*trainbench: 1 no-baseline*", "report: the web page could not be made (OSError: no such table)"]
+    )
+    result.stdout.no_fnmatch_line("page: *")
+
+
 # The charts of the plugin
 
 
@@ -261,6 +271,13 @@ def test_ticks_are_round(low: float, high: float, found: list[float]) -> None:
 )
 def test_figures_of_an_axis_are_short(value: float, said: str) -> None:
     assert svg.figure(value) == said
+
+
+def test_an_ideal_takes_no_colour_from_the_series_after_it() -> None:
+    dots = (Dot(x=1, y=1), Dot(x=2, y=2))
+    series = (Series(name="a", dots=dots), Series(name="", dots=dots, ideal=True), Series(name="b", dots=dots))
+    text = svg.drawn(Chart(title="t", across="x", up="y", series=series))
+    assert set(re.findall(r'class="(c\d|i) ', text)) == {"c0", "i", "c1"}
 
 
 def test_labels_do_not_lie_on_each_other() -> None:

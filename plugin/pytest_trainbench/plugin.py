@@ -402,7 +402,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
         _write(ours, ours.settings.report_md, "a", text)
     if ours.settings.report_html is not None:
-        _write(ours, ours.settings.report_html, "w", ours.page())
+        try:
+            text = ours.page()
+        except Exception as error:  # a suite's chart must not cost the report of a night
+            ours.archive.trend.append(f"report: the web page could not be made ({type(error).__name__}: {error})")
+        else:
+            if _write(ours, ours.settings.report_html, "w", text):
+                ours.archive.trend.append(f"page: {from_here(ours.settings.report_html)}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -421,8 +427,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(terminal.summary(ours.rows))
     for line in ours.archive.trend:
         terminalreporter.write_line(line)
-    if ours.settings.report_html is not None:
-        terminalreporter.write_line(f"page: {from_here(ours.settings.report_html)}")
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped, so nothing was measured: where CI is set, the run fails")
     for title, table in ours.tables.items():
@@ -433,13 +437,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(terminal.saved(ours.archive.saves))
 
 
-def _write(ours: Session, path: Path, mode: str, text: str) -> None:
+def _write(ours: Session, path: Path, mode: str, text: str) -> bool:
+    """Whether the report is written. If not, the terminal says so, and still shows the report."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:  # for example a full disk; the terminal still shows the report
+    except OSError as error:  # for example a full disk
         ours.archive.trend.append(f"report: {path} cannot be written ({error.strerror})")
+        return False
+    return True
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
-from itertools import pairwise
+from itertools import count, pairwise
 
 from pytest_trainbench.report.chart import AnyChart, Bars, Chart, Launches, Series, Spread
 
@@ -122,8 +122,7 @@ def _chart(chart: Chart) -> str:
         parts.append(
             _text(place + (-4 if right else 4), top + 10 + number * LINE, said, "q", anchor="end" if right else "start")
         )
-    for number, one in enumerate(chart.series):
-        colour = _colour(number, ideal=one.ideal)
+    for colour, one in zip(_colours(chart.series), chart.series, strict=True):
         places = [(x.at(dot.x), y.at(dot.y)) for dot in one.dots]
         if one.line or one.ideal:
             path = "L".join(f"{across:.1f} {up:.1f}" for across, up in places)
@@ -277,22 +276,23 @@ class _Key:
 
 def _key(series: Sequence[Series]) -> list[_Key]:
     """The names of the series, as many in a row as fit. Empty for one series, and for too many of them."""
-    named = [(number, one) for number, one in enumerate(series) if one.name]
+    named = [(colour, one) for colour, one in zip(_colours(series), series, strict=True) if one.name]
     if not 1 < len(named) <= KEYS_MOST:
         return []
     keys, row, left = [], 0, LEFT
-    for number, one in named:
+    for colour, one in named:
         width = 30 + LETTER * len(one.name)
         if left > LEFT and left + width > WIDTH:
             row, left = row + 1, LEFT
-        colour = _colour(number, ideal=one.ideal)
         keys.append(_Key(name=one.name, colour=colour, line=one.line or one.ideal, row=row, left=left))
         left += width
     return keys
 
 
-def _colour(number: int, *, ideal: bool = False) -> str:
-    return "i" if ideal else f"c{number % COLOURS}"
+def _colours(series: Sequence[Series]) -> list[str]:
+    """The class of each series. An ideal has a style of its own and takes no colour."""
+    own = (f"c{number % COLOURS}" for number in count())
+    return ["i" if one.ideal else next(own) for one in series]
 
 
 def _text(x: float, y: float, said: str, kind: str, *, anchor: str = "start") -> str:
