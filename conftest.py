@@ -157,7 +157,7 @@ def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
     """A number format for matrix products. Skips the test if the device does not support the format."""
     name: str = request.param
     if not hardware.has(name):
-        pytest.skip(f"{hardware.device_name} does not support {name} products")
+        pytest.skip(f"{hardware.device_name} has no hardware for {name} products")
     return name
 
 

@@ -204,4 +204,4 @@ def test_ci_fails_if_no_case_could_be_measured(
     )
     result = replay(project)
     assert result.ret == code
-    result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])
+    result.stdout.fnmatch_lines(["skipped: mine: needs 8 ranks, and this CPU gets 4: --devices 8 starts them"])

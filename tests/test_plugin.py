@@ -195,7 +195,9 @@ def test_a_skip_for_too_few_devices_states_both_numbers(project: pytest.Pytester
     )
     result = replay(project, "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
+    result.stdout.fnmatch_lines(
+        ["skipped: mine: needs 16 ranks, and this CPU gets 4: --devices 16 starts them", "SKIPPED*needs 16 ranks*"]
+    )
 
 
 def test_the_report_shows_every_skipped_case_and_no_plain_test(project: pytest.Pytester) -> None:

@@ -221,7 +221,7 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
     except (TypeError, ValueError) as error:
         raise FAILED(str(error), pytrace=False) from None
     if shape.world_size > session.available:
-        pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
+        pytest.skip(_too_few(session, shape.world_size))
     try:
         shape.nodes(session.devices_a_node)
     except ValueError as error:
@@ -474,6 +474,12 @@ def _disowned(item: pytest.Item, reason: str) -> None:
         session.archive.log.disowned(row.record.case.id)
     item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
     item.user_properties.append(("trainbench_outcome", verdict.outcome))
+
+
+def _too_few(session: Session, needed: int) -> str:
+    if session.hardware.kind == "cpu" and session.settings.nodes == 1:  # ranks share a CPU, so it may have more
+        return f"needs {needed} ranks, and this CPU gets {session.available}: --devices {needed} starts them"
+    return f"needs {needed} devices, has {session.available}"
 
 
 def _forget(item: pytest.Item) -> None:
