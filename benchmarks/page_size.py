@@ -20,7 +20,7 @@ from pathlib import Path
 from bench_tests.charts import charts
 from bench_tests.pages.example import BROWSERS, records, slowed
 from pytest_trainbench.judge.verdict import judge
-from pytest_trainbench.report import page, pictures
+from pytest_trainbench.report import header, page, pictures
 from pytest_trainbench.report.rows import Row
 
 OPENED = 5
@@ -70,7 +70,7 @@ def main(count: int = 2000) -> None:
     rows, now = many(count), datetime.now(timezone.utc)
     text = page.page(
         rows,
-        page.Facts(
+        header.Facts(
             project="", device="this machine", machine="", commit="", started=now, ended=now + timedelta(hours=3)
         ),
         header="made from stored baselines",

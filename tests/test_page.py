@@ -24,7 +24,7 @@ from pytest_trainbench.store.history import Entry, Run
 
 STARTED = datetime(2026, 1, 31, 2, 17, tzinfo=timezone.utc)
 
-FACTS = page.Facts(
+FACTS = header.Facts(
     project="me/mine",
     device="4 × NVIDIA H200",
     machine="0123abcd",

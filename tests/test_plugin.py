@@ -524,6 +524,7 @@ def test_report_md_writes_the_report_as_markdown(project: pytest.Pytester) -> No
     replay(project, "--report-md", "summary.md", "--launches", "1")
     text = (project.path / "summary.md").read_text()
     assert text.startswith("## Training benchmark: 1 no-baseline\n") and "| mine " in text
+    assert re.search(r"^Measured on .* \(machine \w+\), 20\S+ \S+ UTC, in \d+ s\. ", text, re.MULTILINE)
 
 
 def test_without_an_ini_file_the_header_names_the_folder_of_baselines(

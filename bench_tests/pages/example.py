@@ -19,7 +19,7 @@ from bench_tests.results.stored import stored
 from bench_tests.tables import tables
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.verdict import judge
-from pytest_trainbench.report import page, pictures
+from pytest_trainbench.report import header, page, pictures
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.record import Record, read_record
 
@@ -77,7 +77,7 @@ def example(found: Sequence[Record]) -> str:
     device = str(found[0].environment["must_match"]["device"])
     return page.page(
         rows,
-        page.Facts(
+        header.Facts(
             project="Example: the stored baselines as one run. Two rows are made slower, to show red rows.",
             device=device,
             machine="",

@@ -21,7 +21,7 @@ from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, kind_
 from pytest_trainbench.judge.outcome import OUTCOMES, Verdict
 from pytest_trainbench.judge.validity import LOSS_STEPS
 from pytest_trainbench.project import rootdir
-from pytest_trainbench.report import markdown, terminal
+from pytest_trainbench.report import header, markdown, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case, builder_path
 from pytest_trainbench.schema.mesh import MeshShape
@@ -399,7 +399,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # nobody reads skips in CI: an empty run must fail
     _ = ours.archive.trend  # computed even without a report, because the history stores reported drifts
     if ours.settings.report_md is not None:
-        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
+        top = f"{header.where(ours.facts())} {ours.header()}"
+        text = markdown.report(ours.rows, top, ours.tables, ours.archive.trend, ours.cut_off)
         _write(ours, ours.settings.report_md, "a", text)
     if ours.settings.report_html is not None:
         try:

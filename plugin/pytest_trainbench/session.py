@@ -240,26 +240,30 @@ class Session:
             task_samples=self.settings.task_samples,
         )
 
+    def facts(self) -> header.Facts:
+        """What the top of a report says about this run, up to now."""
+        found = [record.environment for record in measured(self.rows)]
+        return header.Facts(
+            project=project_name(self.config.rootpath, self.settings.project),
+            device=header.devices(self.hardware, self.settings.nodes),
+            machine=next((str(one["machine"]) for one in found if one.get("machine")), ""),
+            commit=next((str(one["suspects"]["commit"]) for one in found if "commit" in one["suspects"]), ""),
+            started=self.started,
+            ended=datetime.now(timezone.utc),
+        )
+
     def page(self) -> str:
         """The report as one HTML file."""
         from pytest_trainbench.report import page, pictures
 
         records = measured(self.rows)
-        facts = [record.environment for record in records]
         drifts, earlier = (self.archive.drifts, self.archive.earlier[0]) if self.archive.log else ((), [])
         charts = dict(pictures.of_run(records, price=self.price))
         for made in self.config.hook.pytest_trainbench_charts(records=records):
             charts |= made
         return page.page(
             self.rows,
-            page.Facts(
-                project=project_name(self.config.rootpath, self.settings.project),
-                device=header.devices(self.hardware, self.settings.nodes),
-                machine=next((str(one["machine"]) for one in facts if one.get("machine")), ""),
-                commit=next((str(one["suspects"]["commit"]) for one in facts if "commit" in one["suspects"]), ""),
-                started=self.started,
-                ended=datetime.now(timezone.utc),
-            ),
+            self.facts(),
             header=self.header(),
             tables=self.tables,
             charts=charts,

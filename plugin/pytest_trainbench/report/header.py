@@ -1,13 +1,27 @@
-"""The line at the top of a run: its hardware, its libraries, and what it compares with."""
+"""The lines at the top of a run and of its reports: hardware, libraries, what it compares with, how long it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.store.baseline import from_here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the top of a report says about a run: ``device`` and ``machine`` where it ran, and the ``commit`` that it
+    measured. Texts are empty if they are not known."""
+
+    project: str
+    device: str
+    machine: str
+    commit: str
+    started: datetime
+    ended: datetime
 
 
 def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[str, str], compared_with: str) -> str:
@@ -18,6 +32,14 @@ def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[s
         f"{devices(hardware, nodes)} [{hardware.id}]{unknown}, {libraries}; {compared_with};"
         f" launches of each case: {launches}"
     )
+
+
+def where(facts: Facts) -> str:
+    """One sentence: on what, when, for how long, and of which commit."""
+    machine = f" (machine {facts.machine})" if facts.machine else ""
+    commit = f", commit {facts.commit}" if facts.commit else ""
+    started = f"{facts.started.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    return f"Measured on {facts.device}{machine}, {started}, in {duration(facts.ended - facts.started)}{commit}."
 
 
 def length(launch_s: Sequence[float], *, cases: int, launches: int) -> str:

@@ -6,14 +6,12 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.report.chart import AnyChart
-from pytest_trainbench.report.header import duration
+from pytest_trainbench.report.header import Facts, where
 from pytest_trainbench.report.pictures import Charts
 from pytest_trainbench.report.rows import Row, table
 from pytest_trainbench.report.svg import drawn
@@ -33,19 +31,6 @@ CAUSES = ("machine", "your code", "differs", "since")
 
 FIGURES = ("judged", "parts")
 """The facts that a row which is not red shows when it is opened."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the first screen says about a run: ``device`` and ``machine`` where it ran, and the ``commit`` that it
-    measured. Texts are empty if they are not known."""
-
-    project: str
-    device: str
-    machine: str
-    commit: str
-    started: datetime
-    ended: datetime
 
 
 def page(
@@ -107,14 +92,6 @@ def headline(rows: Sequence[Row], cut_off: str) -> str:
     if cut_off or not rows:
         return cut_off or "No row has a result"
     return f"No row is red, of {len(rows)}"
-
-
-def where(facts: Facts) -> str:
-    """One sentence: on what, when, for how long, and of which commit."""
-    machine = f" (machine {facts.machine})" if facts.machine else ""
-    commit = f", commit {facts.commit}" if facts.commit else ""
-    started = f"{facts.started.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
-    return f"Measured on {facts.device}{machine}, {started}, in {duration(facts.ended - facts.started)}{commit}."
 
 
 def _card(row: Row, charts: list[tuple[str, str]]) -> dict[str, Any]:
