@@ -123,6 +123,13 @@ def test_many_red_rows_have_few_cards_and_are_all_in_the_table() -> None:
     assert text.count("<template>") == len(rows)
 
 
+def test_a_night_of_crashes_makes_no_huge_page() -> None:
+    log = "x" * (page.DETAILS_MOST // 3)
+    rows = [dataclasses.replace(RED, label=f"x[{number}]", detail=log) for number in range(6)]
+    text = made(*rows)
+    assert text.count(log) == 2 * 3 and text.count(page.CUT) == 2 * 3, "in the cards and in the table"
+
+
 def test_a_run_writes_the_page_and_says_where(project: pytest.Pytester) -> None:
     result = replay(project, "--launches", "1", "--report-html", "out/report.html")
     assert result.ret == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 CARDS_MOST = 25
 """How many red rows have a card above the table. If all rows of a large suite crash, the table lists the others."""
+
+DETAILS_MOST = 1_000_000
+"""Limit on the characters of all tracebacks and logs together. If thousands of rows crash, all of them would make the
+page too large to open."""
+
+CUT = "The log is in the output of pytest: the page has only the first logs."
 
 FIRST = ("case", "outcome", "change", "step ms")
 """The first columns. All others may be out of sight, or are left out on a narrow screen."""
@@ -47,6 +54,7 @@ def page(
     """The page. ``charts_of``: the charts of one row, asked for rows that are red. ``charts``: those of the run."""
     from jinja2 import Environment, StrictUndefined
 
+    rows = _shortened(rows)
     red = [row for row in rows if row.fails]
     style, script = _asset("page.css"), _asset("page.js")
     cells = table(rows) if rows else {}
@@ -92,6 +100,14 @@ def headline(rows: Sequence[Row], cut_off: str) -> str:
     if cut_off or not rows:
         return cut_off or "No row has a result"
     return f"No row is red, of {len(rows)}"
+
+
+def _shortened(rows: Sequence[Row]) -> list[Row]:
+    left, found = DETAILS_MOST, []
+    for row in rows:
+        left -= len(row.detail)
+        found.append(dataclasses.replace(row, detail=CUT) if row.detail and left < 0 else row)
+    return found
 
 
 def _card(row: Row, charts: list[tuple[str, str]]) -> dict[str, Any]:
