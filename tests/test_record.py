@@ -13,7 +13,8 @@ from samples import case, failed, launch, record, steps, trace
 
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.schema.record import Launch, Record, Trace, dump, read_record
+from pytest_trainbench.schema.metrics import METRICS, Statistical
+from pytest_trainbench.schema.record import ABOVE_ZERO, Launch, Record, Trace, dump, read_record
 
 
 def stored(folder: Path, of: Record) -> Path:
@@ -150,6 +151,10 @@ def without(key: str) -> str:
             edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 0.0}}]),
             "the metric step_ms must be above 0, not 0.0",
         ),
+        (
+            edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 9.0, "samples_per_s": 0.0}}]),
+            "the metric samples_per_s must be above 0, not 0.0",
+        ),
         (edited(created="yesterday"), "Invalid isoformat string: 'yesterday'"),
         (edited(created="2026-01-02T03:04:05"), "its time, created='2026-01-02T03:04:05', has no time zone"),
         (edited(environment={}), "it has no 'must_match'"),
@@ -189,6 +194,10 @@ def test_the_error_names_a_file_that_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"bad\.json cannot be read as a record: 'utf-8' codec"):
         read_record(path)
+
+
+def test_every_metric_judged_by_its_noise_is_above_zero() -> None:
+    assert set(ABOVE_ZERO) == {name for name, metric in METRICS.items() if isinstance(metric.gate, Statistical)}
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

@@ -16,7 +16,7 @@ from pytest_trainbench.judge.explain import ANOTHER_HOST, describe, movement
 from pytest_trainbench.judge.noise import CLIPPED, Prior, compare
 from pytest_trainbench.judge.outcome import OUTCOMES, Change, Verdict
 from pytest_trainbench.judge.policy import ERROR_MOST, Policy
-from pytest_trainbench.judge.verdict import judge
+from pytest_trainbench.judge.verdict import foreseen, judge
 from pytest_trainbench.schema.metrics import METRICS, Statistical, gates, host_bound
 from pytest_trainbench.schema.record import LAUNCH_OUTCOMES, Record, as_stored
 
@@ -374,6 +374,39 @@ def test_zero_is_a_value_like_any_other(before: int, now: int, outcome: str, cha
         outcome,
         Change(metric=name, before=before, now=now, change=change, sees=0.005, outcome=outcome),
     )
+
+
+VARYING = [1000 * MIB, 1010 * MIB, 1030 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "outcome", "doubtful"),
+    [
+        (VARYING, [0, 0, 0], "improvement", False),
+        ([0, 0, 0], VARYING, "regression", False),
+        ([0, 0, 0], [0, 0, 0], "ok", False),
+        (VARYING, [0, 1000 * MIB, 1010 * MIB], "noisy", True),
+        ([0, 1000 * MIB, 1010 * MIB], VARYING, "noisy", True),
+        ([0, 0, 1000 * MIB], [0, 0, 0], "noisy", True),
+    ],
+)
+@pytest.mark.parametrize("against", ["", "main"])
+def test_a_zero_among_varying_figures_is_no_error(
+    before: list[int], now: list[int], outcome: str, doubtful: bool, against: str
+) -> None:
+    name = "peak_allocated_bytes"
+    found = judge(metric(name, now), metric(name, before), policy=LOOKS, against=against)
+    memory = found.change(name)
+    assert memory is not None and (memory.outcome, memory.doubtful) == (outcome, doubtful)
+    assert ("launches of both sides have 0, and others have not" in str(found.reason)) == (outcome == "noisy")
+    last = judge(metric(name, now), metric(name, before), policy=Policy(first=3, last=3), against=against)
+    assert not last.doubtful, "looks end"
+
+
+def test_a_row_with_a_zero_foresees_a_noisy_night() -> None:
+    with_zero = metric("peak_allocated_bytes", [0, 1000 * MIB, 1010 * MIB])
+    (memory,) = [one for one in foreseen(with_zero, stored=3, launches=3, policy=LOOKS) if one.metric != "step_ms"]
+    assert memory.outcome == "noisy"
 
 
 # FLOPs, exactly

@@ -140,6 +140,26 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
     )
 
 
+def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:
+    """A change of a metric that is judged by its noise, where a launch has a figure of 0, which has no logarithm.
+
+    Where the baseline has none and this run nothing else, the metric changed. Otherwise the row is in doubt.
+    """
+    if all(before) and not any(now):
+        return compare_constant(name, before, now, policy=policy)
+    zeros, all_of_them = [*before, *now].count(0), len(before) + len(now)
+    return Change(
+        metric=name,
+        before=statistics.median(before),
+        now=statistics.median(now),
+        change=0.0,
+        sees=math.inf,
+        outcome="noisy",
+        doubtful=len(now) < policy.last - policy.left_out,
+        why=f"{zeros} of {all_of_them} launches of both sides have 0, and others have not",
+    )
+
+
 def compare_constant(
     name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy, compiled: bool = False
 ) -> Change:

@@ -27,7 +27,9 @@ def titles(names: Sequence[str]) -> str:
 
 
 def slowdown(change: Change) -> float:
-    """Logarithm of how many times as long; NaN stays NaN, which nothing explains."""
+    """Logarithm of how many times as long. Nothing explains NaN or infinity, which a figure of 0 gives."""
+    if not (change.now and change.before):
+        return math.inf
     return abs(math.log(change.now / change.before))
 
 
@@ -66,6 +68,8 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
         return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than {theirs}'s"
     if isinstance(METRICS[change.metric].gate, Counted):
         return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
+    if change.outcome == "noisy" and change.why:
+        return f"{title}: {change.why}"
     if change.outcome == "noisy":
         wanted = "" if change.tolerance is None else f", not one of {percent(change.tolerance)}"
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen{wanted}"

@@ -34,7 +34,7 @@ class Change:
     ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
     have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
-    incomparable, or not judged; ``why`` says then why it is not.
+    incomparable, or not judged. ``why`` says why it is not judged, or why nothing can be seen.
     ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
     """
 

@@ -22,6 +22,7 @@ from pytest_trainbench.judge.compare import (
     between_visit_sd,
     chances_of,
     compare_constant,
+    compare_with_zeros,
     is_compiled,
     judged,
     weigh,
@@ -227,6 +228,8 @@ def _measured(name: str, evidence: Evidence) -> Change:
     varying, error = chances_of(baseline, policy)
     if name not in varying:
         return compare_constant(name, before, now, policy=policy, compiled=is_compiled(record))
+    if not (all(before) and all(now)):
+        return compare_with_zeros(name, before, now, policy=policy)
     prior = evidence.priors.get((name, host_bound(baseline)), DEFAULT)
     if evidence.against:
         return weigh(name, paired(before, now, prior=prior), error=error, policy=policy)
@@ -293,6 +296,8 @@ def foreseen(
     night = dataclasses.replace(policy, first=launches, last=launches + policy.last - policy.first)
 
     def seen(name: str) -> Change:
+        if not all(values := record.values(name)):
+            return compare_with_zeros(name, values, values, policy=night)
         prior = priors.get((name, bound), DEFAULT)
         found = expected(
             record.values(name), stored=stored, launches=launches, prior=prior, lasting=between_visit_sd(name, record)

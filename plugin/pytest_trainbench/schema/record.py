@@ -19,6 +19,9 @@ SCHEMA = 1
 
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
+ABOVE_ZERO = ("step_ms", "samples_per_s", "compute_ms")
+"""Times and rates that are judged. Their logarithms are compared, and a step that took place cannot have a zero."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
@@ -120,8 +123,8 @@ class Launch:
     phases_s:
         Seconds by phase.
 
-    Raises ``ValueError`` for an unknown outcome, for a number that is not finite, and for an ok launch without step
-    times above 0.
+    Raises ``ValueError`` for an unknown outcome, for a number that is not finite, for a judged time or rate that is not
+    above 0, and for an ok launch without step times above 0.
     """
 
     outcome: str = "ok"
@@ -149,8 +152,9 @@ class Launch:
             raise ValueError(f"numbers of a launch must be finite, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
             raise ValueError(f"an ok launch needs step times above 0, not {self.step_ms}")
-        if self.metrics.get("step_ms", 1.0) <= 0:
-            raise ValueError(f"the metric step_ms must be above 0, not {self.metrics['step_ms']}")
+        for name in ABOVE_ZERO:
+            if self.metrics.get(name, 1.0) <= 0:
+                raise ValueError(f"the metric {name} must be above 0, not {self.metrics[name]}")
 
     @property
     def steady_ms(self) -> list[float]:
