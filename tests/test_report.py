@@ -231,10 +231,20 @@ def test_a_baseline_without_collective_counts_reports_none() -> None:
 
 def test_counts_that_vary_between_launches_are_noted_once_for_all_rows() -> None:
     before = steps(100.0, 100.0, 100.0, kernels=10)
-    now = record(*(launch(kernels=kernels) for kernels in (10, 11, 11)))
+    now = record(*(launch(kernels=kernels) for kernels in (9, 10, 11)))
     assert terminal.notes([row(now, before, label=label) for label in ("a", "b")]) == [
         "not judged: kernels a step, not the same in every launch: a, b"
     ]
+
+
+def test_odd_launches_are_in_the_notes_or_in_the_red_row() -> None:
+    before = steps(100.0, 100.0, 100.0, kernels=10)
+    green = row(record(*(launch(kernels=kernels) for kernels in (10, 11, 10))), before, label="a")
+    said = "1 of 3 launches counted 11 instead of 10"
+    assert terminal.notes([green]) == [f"odd launch: a: kernels a step: {said}"]
+    red = row(record(*(launch(130.0, kernels=kernels) for kernels in (10, 11, 10))), before, label="a", fails=True)
+    assert terminal.notes([red]) == []
+    assert f"            kernels a step: 10 → 10, unchanged: ok; {said}\n" in terminal.failure(red)
 
 
 def test_kernel_counts_of_compiled_steps_are_noted_for_each_row() -> None:

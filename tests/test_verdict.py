@@ -12,7 +12,7 @@ from samples import MIB, failed, launch, metric, near, record, steps, trace
 
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.compare import GENERATED, compare_constant, learn, weigh
-from pytest_trainbench.judge.explain import ANOTHER_HOST, describe, movement
+from pytest_trainbench.judge.explain import ANOTHER_HOST, describe, movement, oddity
 from pytest_trainbench.judge.noise import CLIPPED, Prior, compare
 from pytest_trainbench.judge.outcome import OUTCOMES, Change, Verdict
 from pytest_trainbench.judge.policy import ERROR_MOST, Policy
@@ -513,20 +513,63 @@ def test_the_reason_says_if_the_step_time_is_in_doubt() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "outcome"),
     [
-        ([10, 10, 12], [20] * 3, "not judged"),
-        ([10, 10, 10], [10, 12, 12], "not judged"),
+        ([10, 10, 12], [20] * 3, "regression"),
+        ([10, 10, 12], [14] * 3, "not judged"),  # as far from the baseline as its launches are from each other
+        ([10, 10, 12], [10] * 3, "not judged"),
+        ([10, 10, 10], [10, 12, 12], "regression"),
+        ([10, 10, 10], [10, 1000, 1000], "regression"),
+        ([10, 10, 10], [10, *[11] * 9], "regression"),
+        ([10, 10, 10], [10, 12, 10], "ok"),
+        ([10, 10, 10], [10, 10, 12, 12], "ok"),
         ([10, 10, 10], [9, 10, 11], "not judged"),
         ([10, 10, 10], [11, 12, 12], "regression"),
         ([10, 10, 10], [9, 8, 9], "improvement"),
     ],
 )
-def test_counts_that_vary_between_launches_are_not_judged_unless_all_changed(
-    before: list[int], now: list[int], outcome: str
-) -> None:
+def test_most_launches_decide_whether_a_count_changed(before: list[int], now: list[int], outcome: str) -> None:
     """Counts vary if kernels are tuned by timing them, or if a step ends an epoch in one launch of three."""
     found, change = counted(before, now)
     assert change.outcome == outcome
     assert found.outcome == ("ok" if outcome == "not judged" else outcome)
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "doubtful"),
+    [
+        ([10, 12, 12], "ok", True),
+        ([10, 12, 12, 10], "ok", False),
+        ([10, 12, 12, 12, 10], "regression", False),
+        ([12, 12, 12], "regression", False),
+        ([10, 8, 8], "improvement", False),
+    ],
+)
+def test_a_count_that_most_launches_show_is_confirmed_by_fresh_launches(
+    now: list[int], outcome: str, doubtful: bool
+) -> None:
+    found = judge(metric("kernels", now), metric("kernels", [10] * 3), policy=LOOKS)
+    assert (found.outcome, found.doubtful) == (outcome, doubtful)
+
+
+def test_odd_launches_are_named() -> None:
+    found, kernels = counted([1066] * 3, [1066, 1067, 1066])
+    assert (found.outcome, kernels.now) == ("ok", 1066)
+    assert oddity(kernels) == "1 of 3 launches counted 1,067 instead of 1,066"
+    found, kernels = counted([1066] * 3, [1066, *[1067] * 4])
+    assert str(found.reason).startswith(
+        "kernels a step: 1,066 → 1,067 (1 of 5 launches counted 1,066 instead of 1,067); the step time did not change"
+    )
+    _, kernels = counted([9] * 3, [9, 9, 8, 10, 9])
+    assert oddity(kernels) == "2 of 5 launches counted 8 and 10 instead of 9"
+
+
+def test_memory_that_one_launch_alone_needs_is_named_and_not_judged() -> None:
+    name = "peak_allocated_bytes"
+    found = judge(metric(name, [11_193 * MIB, 111_930 * MIB, 11_193 * MIB]), metric(name, [11_193 * MIB] * 3))
+    memory = found.change(name)
+    assert memory is not None and (found.outcome, memory.now) == ("ok", 11_193 * MIB)
+    assert oddity(memory) == "1 of 3 launches needed 111,930 MiB instead of 11,193 MiB"
+    red = judge(metric(name, [11_193 * MIB, *[111_930 * MIB] * 2]), metric(name, [11_193 * MIB] * 3))
+    assert red.outcome == "regression"
 
 
 def test_kernel_counts_of_compiled_steps_are_shown_and_not_judged() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pytest_trainbench.judge.noise import Comparison, Prior, learned
 from pytest_trainbench.judge.outcome import Change
-from pytest_trainbench.judge.policy import Policy
+from pytest_trainbench.judge.policy import FRESH_LEAST, Policy
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 
@@ -163,38 +163,69 @@ def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float],
 def compare_constant(
     name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy, compiled: bool = False
 ) -> Change:
-    """A change of what does not vary between launches. ``compiled``: whether ``torch.compile`` generated the step."""
+    """A change of a metric that does not vary between launches.
+
+    Most of the launches decide. An odd launch is named, and only a majority of odd launches is a change: after the
+    usual confirmation, unless all launches agree. ``compiled``: whether ``torch.compile`` generated the step.
+    """
     metric, gate = METRICS[name], policy.gate(name)
-    match gate:
-        case Relative(floor=floor):
-            sees = floor
-        case Exact():
-            sees = 0.0
-        case Counted():
-            sees = 0.0
-            before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
-        case Statistical():
-            raise ValueError(f"{name} is judged by its noise")
+    if isinstance(gate, Statistical):
+        raise ValueError(f"{name} is judged by its noise")
+    if isinstance(gate, Counted):
+        before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
     old, new = statistics.median(before), statistics.median(now)
+    moved = [_moved(gate, before, value) for value in now]
+    most = next((way for way in (0, 1, -1) if moved.count(way) * 2 > len(now) - (way == 0)), None)
     if isinstance(gate, Exact):
         new = max(now, key=lambda value: abs(value - old))  # a median hides a launch that did other work
-    grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
-    better = grown if metric.higher_is_better else -grown
-    outcome, why = "ok", ""
-    if isinstance(gate, Counted) and not _agree(before, now):
-        outcome, why = "not judged", UNSTEADY
-    elif isinstance(gate, Counted) and gate.generated and compiled and new != old:
-        outcome, why = "not judged", GENERATED
-    elif not abs(better) <= sees:  # so written, NaN is a regression
-        outcome = "improvement" if better > 0 else "regression"
+    elif most is not None:
+        new = statistics.median(value for value, way in zip(now, moved, strict=True) if way == most)
+    better = _grown(old, new) if metric.higher_is_better else -_grown(old, new)
+    outcome, why, doubtful = "ok", "", False
+    if isinstance(gate, Exact):
         # A step that does less work is not a faster one.
-        outcome = "incomparable" if isinstance(gate, Exact) else outcome
-    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome, why=why)
+        outcome = "incomparable" if any(moved) else "ok"
+    elif most is None or (most == 0 and isinstance(gate, Counted) and len(set(before)) > 1):
+        outcome, why = "not judged", UNSTEADY
+    elif most and isinstance(gate, Counted) and gate.generated and compiled:
+        outcome, why = "not judged", GENERATED
+    elif most:
+        found = "improvement" if better > 0 else "regression"  # so written, NaN is a regression
+        wanted = min(policy.last, policy.first + FRESH_LEAST) - policy.left_out
+        fails = found == "regression" or policy.fail_on_improvement
+        doubtful = fails and moved.count(most) < len(now) < wanted
+        outcome = "ok" if doubtful else found
+    odd = tuple(value for value, way in zip(now, moved, strict=True) if way != most)
+    odd = () if why or isinstance(gate, Exact) else odd
+    return Change(
+        metric=name,
+        before=old,
+        now=new,
+        change=better,
+        sees=gate.floor if isinstance(gate, Relative) else 0.0,
+        outcome=outcome,
+        doubtful=doubtful,
+        why=why,
+        odd=odd,
+        launches=len(now) if odd else 0,
+    )
 
 
-def _agree(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether a count was the same in every launch, and is more in every launch now, or fewer, or the same.
+def _moved(gate: Gate, before: Sequence[float], value: float) -> int:
+    """1 if a launch's figure is above the baseline's, −1 if it is below, 0 if it is the same. NaN counts as above.
 
-    A launch may fall on a step that does something besides, such as ending an epoch: a change of the code is in all.
+    Launches of a baseline whose counts differ are a few of many possible ones, so that the next may lie beyond them. A
+    count is then the same up to the width of what they showed.
     """
-    return len(set(before)) == 1 and len({(value > before[0]) - (value < before[0]) for value in now}) == 1
+    if isinstance(gate, Relative):
+        old = statistics.median(before)
+        return 0 if abs(_grown(old, value)) <= gate.floor else -1 if value < old else 1
+    if isinstance(gate, Exact):
+        return int(value != statistics.median(before))
+    width = max(before) - min(before)
+    return -1 if value < min(before) - width else 0 if value <= max(before) + width else 1
+
+
+def _grown(old: float, new: float) -> float:
+    """How much larger ``new`` is, as a fraction of ``old``."""
+    return 0.0 if new == old else math.inf if old == 0 else new / old - 1

@@ -67,7 +67,8 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
         # In full: a difference that counts must also be seen.
         return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than {theirs}'s"
     if isinstance(METRICS[change.metric].gate, Counted):
-        return f"{title}: {exactly(change.before)} → {exactly(change.now)}"
+        odd = f" ({oddity(change)})" if change.odd else ""
+        return f"{title}: {exactly(change.before)} → {exactly(change.now)}{odd}"
     if change.outcome == "noisy" and change.why:
         return f"{title}: {change.why}"
     if change.outcome == "noisy":
@@ -94,6 +95,22 @@ def beside(step: Change, unlike: Sequence[Cause]) -> str:
     if step.doubtful:
         return f"the step time may be {movement(step)} too"
     return f"the step time did not change (sees ≥ {percent(step.sees)})"
+
+
+def oddity(change: Change) -> str:
+    """Which launches differ from most, for example ``1 of 3 launches counted 1,067 instead of 1,066``; empty if none
+    does."""
+    if not change.odd:
+        return ""
+    amount, verb = (mebibytes, "needed") if METRICS[change.metric].unit == "B" else (exactly, "counted")
+    if isinstance(METRICS[change.metric].gate, Counted):
+        amount = exactly
+    seen = " and ".join(map(amount, sorted(set(change.odd))))
+    return f"{len(change.odd)} of {change.launches} launches {verb} {seen} instead of {amount(change.now)}"
+
+
+def mebibytes(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:,.0f} MiB"
 
 
 def exactly(value: float) -> str:

@@ -36,6 +36,7 @@ class Change:
     have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
     incomparable, or not judged. ``why`` says why it is not judged, or why nothing can be seen.
     ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
+    ``odd``: figures of those of the ``launches`` that differ from most, where the figure is the same in every launch.
     """
 
     metric: str
@@ -48,6 +49,8 @@ class Change:
     doubtful: bool = False
     tolerance: float | None = None
     why: str = ""
+    odd: tuple[float, ...] = ()
+    launches: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

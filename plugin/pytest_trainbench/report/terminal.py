@@ -13,7 +13,7 @@ from tabulate import tabulate
 from pytest_trainbench.hardware.environment import Difference, fact
 from pytest_trainbench.judge.attribution import typical
 from pytest_trainbench.judge.compare import GENERATED
-from pytest_trainbench.judge.explain import exactly, movement
+from pytest_trainbench.judge.explain import exactly, movement, oddity
 from pytest_trainbench.judge.outcome import OUTCOMES, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
@@ -90,6 +90,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 counts = f" ({exactly(change.before)} → {exactly(change.now)})" if change.why == GENERATED else ""
                 unjudged.setdefault(f"{METRICS[change.metric].title}, {change.why}", []).append(f"{row.label}{counts}")
     said += [f"not judged: {what}: {', '.join(who)}" for what, who in unjudged.items()]
+    said += [
+        f"odd launch: {row.label}: {METRICS[change.metric].title}: {oddity(change)}"
+        for row in rows
+        for change in row.verdict.changes
+        if change.odd and not row.fails
+    ]
     return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
@@ -189,7 +195,7 @@ def _files(paths: Sequence[str]) -> str:
 
 def _judged(changes: Sequence[Change]) -> list[str]:
     """One line per metric. Metrics that are judged exactly and did not change share one line."""
-    same = [change for change in changes if change.outcome == "ok" and not change.sees]
+    same = [change for change in changes if change.outcome == "ok" and not (change.sees or change.odd)]
     told = [_spell(change) for change in changes if change not in same]
     return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
@@ -256,7 +262,8 @@ def _spell(change: Change) -> str:
         before, now, unit = mib(change.before), mib(change.now), "MiB"
     amount = f"{now} {unit}".rstrip()
     outcome = "in doubt" if change.doubtful and change.outcome == "ok" else change.outcome
-    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {outcome}"
+    odd = f"; {oddity(change)}" if change.odd else ""
+    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {outcome}{odd}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:

@@ -43,8 +43,8 @@ class Exact:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The gate of a count that is the same in every launch. Any difference from the baseline is better or worse. If
-    launches of one side differ, the count is not judged.
+    """The gate of a count that is the same in every launch. Any difference from the baseline is better or worse, if
+    most launches have it. See :func:`pytest_trainbench.judge.compare.compare_constant`.
 
     generated:
         Whether a compiler may choose the count. Inductor times candidates while it compiles, for example whether to pad
