@@ -115,6 +115,14 @@ def test_in_a_shared_history_only_this_machines_nights_count(machines: tuple[str
     assert (found.runs, found.green) == (count, START + timedelta(days=green))
 
 
+def test_machines_without_an_id_are_not_one_machine() -> None:
+    """Nights of all machines count then, as where this machine has none."""
+    earlier = runs(["regression", "ok"], ("", ELSEWHERE))
+    earlier = [replace(run, environment=replace(run.environment, machine="")) for run in earlier]
+    found = turned(earlier, CASE.id, environment("now"), machine="")
+    assert found is not None and (found.runs, found.green) == (1, START + timedelta(days=1))
+
+
 @pytest.mark.parametrize(
     ("earlier", "fails", "count"),
     [

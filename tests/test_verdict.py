@@ -12,7 +12,7 @@ from samples import MIB, failed, launch, metric, near, record, steps, trace
 
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.compare import GENERATED, compare_constant, learn, weigh
-from pytest_trainbench.judge.explain import ANOTHER_HOST, describe, movement, oddity
+from pytest_trainbench.judge.explain import ANOTHER_HOST, UNKNOWN_HOST, describe, movement, oddity
 from pytest_trainbench.judge.noise import CLIPPED, Prior, compare
 from pytest_trainbench.judge.outcome import OUTCOMES, Change, Verdict
 from pytest_trainbench.judge.policy import ERROR_MOST, Policy
@@ -230,6 +230,21 @@ def test_host_bound_rows_are_not_red_on_another_machine(host_ms: float | None, o
     assert there.outcome == outcome
     assert (ANOTHER_HOST in (there.reason or "")) == (outcome == "noisy")
     assert judge(now, before).outcome == "regression"
+
+
+def test_a_machine_without_an_id_may_be_another_one() -> None:
+    unknown = {"environment": {"must_match": {}, "suspects": {}, "machine": ""}}
+
+    def took(ms: float) -> Record:
+        times = [0.97 * ms, ms, 1.03 * ms, ms, ms]
+        return record(*(launch(each, compute_ms=90.0, host_ms=ms) for each in times), **unknown)
+
+    there = judge(took(162.0), took(100.0))
+    assert (there.outcome, str(there.reason).endswith(UNKNOWN_HOST)) == ("noisy", True)
+    assert judge(took(162.0), took(100.0), against="main").outcome == "regression", "one machine, whichever it is"
+    device = judge(*(record(*[launch(ms)] * 5, **unknown) for ms in (103.0, 100.0)))
+    known = judge(*(record(*[launch(ms)] * 5) for ms in (103.0, 100.0)))
+    assert device.changes[0].sees > known.changes[0].sees
 
 
 # Repeated looks

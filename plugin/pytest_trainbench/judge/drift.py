@@ -125,12 +125,15 @@ def watch(
 
 def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
     """The nights of one row, the oldest first, as far as they compare with the last run: on its machine, under its
-    conditions (device, link, power cap), and since the last change that was accepted.
+    conditions (device, link, power cap), and since the last change that was accepted. A machine without an id has none,
+    because another such machine may have run the earlier nights.
 
     A change is accepted by a new baseline that comes right after it was said: after a night that was red, better or of
     other work, or that had a drift. Any other new baseline accepts nothing, or a slow drift would hide behind it.
     """
     here, machine = runs[-1].environment, runs[-1].machine_of(case_id)
+    if not machine:
+        return []
     found: list[tuple[Run, list[float]]] = []
     baseline, said = "", False
     for run in runs:

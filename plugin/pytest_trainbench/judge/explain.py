@@ -13,6 +13,11 @@ from pytest_trainbench.schema.record import Record
 
 ANOTHER_HOST = "its host sets the pace, and the baseline is another machine's: store one of this, or use --against"
 
+UNKNOWN_HOST = (
+    "its host sets the pace, and this machine has no id, so that the baseline may be another machine's: give it a host"
+    " name or an /etc/machine-id, or use --against"
+)
+
 
 def went_missing(names: Sequence[str], theirs: str) -> str:
     """Of metrics that this run should have, and what to do."""
@@ -34,12 +39,18 @@ def slowdown(change: Change) -> float:
 
 
 def reason_for(
-    outcome: str, changes: Sequence[Change], *, causes: Sequence[Cause], theirs: str, other_host: bool
+    outcome: str,
+    changes: Sequence[Change],
+    *,
+    causes: Sequence[Cause],
+    theirs: str,
+    other_host: bool,
+    unknown_host: bool = False,
 ) -> str:
     """Why a row with these ``changes`` ends as it does, in one sentence; empty where all is well.
 
     ``causes``: what the launches ran under that was worse. ``theirs``: against what. ``other_host``: whether the host
-    sets the pace and the baseline is another machine's.
+    sets the pace and the baseline is another machine's, or, with ``unknown_host``, may be.
     """
     deciding = [change for change in changes if change.outcome == outcome and outcome != "ok"]
     seen = {change.metric for change in deciding}
@@ -53,7 +64,7 @@ def reason_for(
         if known is not None and known.outcome == "ok":
             told.append(f"its kernels take as long as before (sees ≥ {percent(known.sees)})")
         if other_host:
-            told.append(ANOTHER_HOST)
+            told.append(UNKNOWN_HOST if unknown_host else ANOTHER_HOST)
     return "; ".join(told)
 
 

@@ -37,7 +37,7 @@ def turned(earlier: Sequence[Run], case_id: str, now: Environment, *, machine: s
     count alone, unless there are none.
     """
     known = [run for run in earlier if case_id in run.entries]
-    here = [run for run in known if run.machine_of(case_id) == machine]
+    here = [run for run in known if machine and run.machine_of(case_id) == machine]
     reds: list[Run] = []
     for run in reversed(here or known):
         entry = run.entries[case_id]

@@ -86,6 +86,7 @@ def judge(
         causes=evidence.causes,
         theirs=theirs,
         other_host=evidence.other_machine and evidence.host_paced,
+        unknown_host=evidence.unknown_machine,
     )
     return Verdict(
         outcome=outcome,
@@ -172,7 +173,13 @@ class Evidence:
 
     @property
     def other_machine(self) -> bool:
-        return any(name == "machine" for name, _, _ in self.suspects)
+        """Whether the baseline is another machine's, or may be."""
+        return self.unknown_machine or any(name == "machine" for name, _, _ in self.suspects)
+
+    @property
+    def unknown_machine(self) -> bool:
+        """Whether nothing tells which machine this is. Two machines without an id need not be the same."""
+        return not (self.against or self.record.machine)
 
     @property
     def host_paced(self) -> bool:
