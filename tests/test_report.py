@@ -309,7 +309,7 @@ def under(ms: float, **conditions: float) -> Record:
 def test_a_report_that_blames_the_machine_offers_no_accept_command() -> None:
     found = row(under(130.0, sm_mhz=1410.0, hw_thermal=0.63), under(100.0), label="sharding[zero2-dp4]")
     assert terminal.failure(found) == text("""
-        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
+        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine first; the code is not excluded: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
           judged    step time: 100 → 130 ms, 30.0% worse (sees ≥ 1.5%; 95 % sure: −30.9% … −29.2%): environment
           launches  3 against 3
           machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz
@@ -317,6 +317,7 @@ def test_a_report_that_blames_the_machine_offers_no_accept_command() -> None:
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
           then      first check the machine, then run this again; do not save a new baseline
+          code      --against=COMMIT compares two commits on this machine as it is
         """)  # noqa: E501
 
 

@@ -18,6 +18,11 @@ UNKNOWN_HOST = (
     " name or an /etc/machine-id, or use --against"
 )
 
+NOT_THE_CODE = "the machine, not the code"
+PERHAPS_THE_CODE = "the machine first; the code is not excluded"
+"""What a slowdown that conditions account for says of the code: whether undisturbed launches show that it is as fast as
+before."""
+
 
 def went_missing(names: Sequence[str], theirs: str) -> str:
     """Of metrics that this run should have, and what to do."""
@@ -89,11 +94,9 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
     if change.outcome == "environment":
         grown = slowdown(change)
         explained = attribution.explained(grown, change.metric, unlike)
-        # Half of it is enough to blame the machine: what is left may still be the code's.
         most = max(cause.slows for cause in explained)
-        part = f"the machine first, which may make it {percent(math.expm1(most))} longer"
-        whose = "the machine, not the code" if most >= grown else part
-        return f"{said}; {whose}: {', and '.join(map(str, explained))}"
+        part = f" (explains {percent(math.expm1(most))} at most)" if most < grown else ""
+        return f"{said}; {change.why}: {', and '.join(map(str, explained))}{part}"
     return said
 
 

@@ -34,7 +34,8 @@ class Change:
     ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
     confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
     have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
-    incomparable, or not judged. ``why`` says why it is not judged, or why nothing can be seen.
+    incomparable, or not judged. ``why`` says why it is not judged, why nothing can be seen, or whether the environment
+    alone is to blame.
     ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
     ``odd``: figures of those of the ``launches`` that differ from most, where the figure is the same in every launch.
     """
@@ -75,9 +76,9 @@ class Verdict:
 
     @property
     def doubtful(self) -> bool:
-        """Whether another launch may change how the test ends, or tell of a row that is red for something else if its
-        step takes longer."""
-        if OUTCOMES[self.outcome] != "fails":
+        """Whether another launch may change how the test ends, may tell the code from the machine, or may tell of a row
+        that is red for something else if its step takes longer."""
+        if OUTCOMES[self.outcome] != "fails" or self.outcome == "environment":
             return any(change.doubtful for change in self.changes)
         step = self.change(LEADING)
         return self.outcome == "regression" and step is not None and step.doubtful

@@ -27,7 +27,7 @@ from pytest_trainbench.judge.compare import (
     judged,
     weigh,
 )
-from pytest_trainbench.judge.explain import reason_for, slowdown, titles, went_missing
+from pytest_trainbench.judge.explain import NOT_THE_CODE, PERHAPS_THE_CODE, reason_for, slowdown, titles, went_missing
 from pytest_trainbench.judge.noise import DEFAULT, compare, expected, paired
 from pytest_trainbench.judge.outcome import Change, Verdict
 from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, Policy, Priors
@@ -256,7 +256,8 @@ def _machines_apart(name: str, evidence: Evidence) -> float:
 
 
 def _blamed(change: Change, evidence: Evidence) -> Change:
-    """A slowdown that the conditions account for is the environment's, unless undisturbed launches have it too. While
+    """A slowdown that the conditions account for is the environment's, unless undisturbed launches have it too. It is
+    in doubt until undisturbed launches show that the code is as fast as before, or no launches are left. While
     it is early, what may be a slowdown is in doubt, be it red or lost in the noise that disturbed launches made."""
     gate = evidence.policy.gate(change.metric)
     if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
@@ -265,21 +266,29 @@ def _blamed(change: Change, evidence: Evidence) -> Change:
         return dataclasses.replace(change, outcome="noisy", doubtful=True)
     if change.outcome == "noisy":
         return change
-    explained = attribution.explained(slowdown(change), change.metric, evidence.causes)
-    if not explained or _slow_undisturbed(change, evidence.undisturbed):
+    grown, undisturbed = slowdown(change), _slowdown_undisturbed(change, evidence.undisturbed)
+    explained = attribution.explained(grown, change.metric, evidence.causes)
+    if not explained or (undisturbed is not None and undisturbed > attribution.EXPLAINS_LEAST * grown):
         return change
-    return dataclasses.replace(change, outcome="environment")
+    excluded = undisturbed is not None and undisturbed <= math.log1p(gate.floor)
+    left = len(evidence.record.launches) + evidence.policy.left_out < evidence.policy.last
+    return dataclasses.replace(
+        change,
+        outcome="environment",
+        doubtful=left and not excluded,
+        why=NOT_THE_CODE if excluded else PERHAPS_THE_CODE,
+    )
 
 
-def _slow_undisturbed(change: Change, launches: Sequence[Launch]) -> bool:
-    """Whether undisturbed launches are as slow, or more than half of it: too few for a verdict of their own, and enough
-    not to send anyone to the machine."""
+def _slowdown_undisturbed(change: Change, launches: Sequence[Launch]) -> float | None:
+    """How much of a slowdown (of its logarithm) undisturbed launches show; ``None`` if there are too few. They may be
+    too few for a verdict of their own, and enough not to send anyone to the machine."""
     values = [launch.metrics[change.metric] for launch in launches if change.metric in launch.metrics]
     if len(values) < UNDISTURBED_LEAST:
-        return False
+        return None
     # Towards the change, since launches that are faster than the baseline are not as slow.
-    shared = math.log(statistics.median(values) / change.before) / math.log(change.now / change.before)
-    return shared > attribution.EXPLAINS_LEAST
+    moved = math.log(statistics.median(values) / change.before)
+    return math.copysign(1.0, math.log(change.now / change.before)) * moved
 
 
 # How does the row end?

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from pytest_trainbench.hardware.environment import Difference, fact
 from pytest_trainbench.judge.attribution import typical
 from pytest_trainbench.judge.compare import GENERATED
-from pytest_trainbench.judge.explain import exactly, movement, oddity
+from pytest_trainbench.judge.explain import PERHAPS_THE_CODE, exactly, movement, oddity
 from pytest_trainbench.judge.outcome import OUTCOMES, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
@@ -147,6 +147,8 @@ def failure(row: Row) -> str:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
         facts.append(("then", "first check the machine, then run this again; do not save a new baseline"))
+        if any(change.why == PERHAPS_THE_CODE for change in row.verdict.changes):
+            facts.append(("code", "--against=COMMIT compares two commits on this machine as it is"))
     if row.again:
         facts.append(("again", row.again))
         facts.append(("accept", "nothing to store: after the merge, runs are compared with the merged code"))
