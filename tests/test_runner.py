@@ -587,6 +587,21 @@ def test_the_number_of_fresh_launches_is_an_option(tmp_path: Path, machine: Mach
     assert len(machine.jobs) == 3
 
 
+@pytest.mark.parametrize(("confirm", "launches", "said"), [("0", "1", True), ("0", "3", True), ("2", "3", False)])
+def test_a_red_row_says_that_no_launch_confirmed_it(
+    confirm: str, launches: str, said: bool, tmp_path: Path, machine: Machine
+) -> None:
+    found = nightly(tmp_path, machine, *[130.0] * 10, confirm=confirm, launches=launches).verdict
+    assert (found.outcome, str(found.reason).endswith("; not confirmed: --confirm 0")) == ("regression", said)
+
+
+def test_a_red_count_needs_no_confirmation(tmp_path: Path, machine: Machine) -> None:
+    save(tmp_path, record(*[launch(100.0, graph_breaks=0.0)] * 5))
+    machine.step_ms, machine.seen = iter([100.0] * 3), {"compilations": {"graph_breaks": 1.0}}
+    found = row(made(tmp_path, launches="3", confirm="0"), case()).verdict
+    assert (found.outcome, runner.UNCONFIRMED in str(found.reason)) == ("regression", False)
+
+
 def test_a_crash_while_confirming_is_reported_as_a_crash(tmp_path: Path, machine: Machine) -> None:
     machine.ended = FAILURES["crash"]
     found = nightly(tmp_path, machine, 110.0, 110.0, 110.0)

@@ -44,6 +44,9 @@ APART = (
     "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
 )
 
+UNCONFIRMED = "not confirmed: --confirm 0"
+"""Said of a row that its first launches alone make red."""
+
 UNPLANNED = Plan()
 """Of a reference, which times nothing."""
 
@@ -316,7 +319,7 @@ class Runner:
         then = now if stored is None else Environment.from_json(stored.environment)
         # One rank may keep several devices busy (nn.DataParallel).
         devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
-        return judge(
+        verdict = judge(
             record,
             stored,
             against=self.before.name if self.before else "",
@@ -325,6 +328,10 @@ class Runner:
             policy=dataclasses.replace(self.policy, gates=gates),
             priors=self.priors(record if stored is None else stored),
         )
+        by_noise = any(change.outcome == "regression" and change.interval for change in verdict.changes)
+        if by_noise and not self.settings.confirm:
+            verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {UNCONFIRMED}")
+        return verdict
 
     def priors(self, record: Record) -> Priors:
         """The noise of rows like ``record`` where it was measured."""
