@@ -163,7 +163,7 @@ def test_a_red_report_shows_the_change_the_baseline_and_the_next_command() -> No
     assert terminal.failure(REGRESSION) == text("""
         regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.7%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
           judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.7%; 95 % sure: −9.0% … −7.6%): regression
-                    samples/s: 40 → 36.9344 1/s, 7.7% worse (sees ≥ 2.4%; 95 % sure: −8.3% … −7.1%): regression
+                    samples/s: 40 → 36.9344 1/s, 7.7% worse (sees ≥ 2.3%; 95 % sure: −8.3% … −7.1%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
                     the same: FLOPs
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
@@ -191,7 +191,7 @@ def test_the_report_names_one_more_collective_and_the_unchanged_step_time() -> N
     assert terminal.failure(red) == text("""
         regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; the step time did not change (sees ≥ 1.7%)
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
-                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.3%; 95 % sure: −0.7% … +0.7%): ok
                     collectives a step, all ranks: 6 → 8, 2 more: regression
                     bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
@@ -280,7 +280,7 @@ def test_a_change_in_flops_is_incomparable_and_neither_better_nor_worse(flops: i
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
-                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.3%; 95 % sure: −0.7% … +0.7%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
                     FLOPs: 14,901,161,193,847 → {now} FLOP, {moved}: incomparable
           launches  3 against 3

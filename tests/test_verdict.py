@@ -804,8 +804,24 @@ def test_two_pairs_with_a_tiny_error_budget_see_no_change() -> None:
     found = judge(now, before, against="main", policy=Policy(error=1e-9, first=2, last=2))
     assert (found.outcome, found.reason) == (
         "noisy",
-        "step time: only a change of 99900.0% or more could have been seen, not one of 5.0%",
+        "step time: no change could have been seen, however large",
     )
+    (change,) = found.changes
+    assert movement(change) == "1.9% better (sees nothing)"
+
+
+def test_what_a_rate_sees_is_in_its_own_unit() -> None:
+    """A step that takes 130 % longer makes a rate fall by 56.5 %."""
+    before, now = (record(*[launch(ms, samples_per_s=4000 / ms)] * 3) for ms in (100.0, 230.0))
+    same = Policy(gates={"samples_per_s": {"floor": 0.01}})
+    changes = judge(now, before, policy=same).changes
+    rate = changes[1]
+    assert (rate.metric, rate.outcome) == ("samples_per_s", "regression")
+    assert rate.sees == pytest.approx(1 - 1 / (1 + changes[0].sees))
+    assert rate.tolerance == pytest.approx(0.2), "that of a time that grows by 25 %"
+    loud = [record(*(launch(100.0, samples_per_s=40 * by) for by in (0.4, 1.0, 2.5)))] * 2
+    noisy = judge(*loud).changes[1]
+    assert noisy.outcome == "noisy" and 0.2 < noisy.sees < 1
 
 
 def test_two_sides_are_judged_in_pairs() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pytest_trainbench.judge.noise import Comparison, Prior, learned
 from pytest_trainbench.judge.outcome import Change
 from pytest_trainbench.judge.policy import FRESH_LEAST, Policy
-from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical, host_bound
+from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Metric, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 
 POWER = 0.9
@@ -113,7 +113,7 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
     hurdles = [red_at_last + final.reach(1 - POWER)]
     if launches < last:
         hurdles.append(floor + found.reach(1 - POWER))
-    sees = math.expm1(min(BLIND, max(hurdles)))
+    sees = math.expm1(max(hurdles)) if max(hurdles) < BLIND else math.inf
 
     def doubtful(by: float) -> bool:
         return launches < last and by > floor and by + found.drift(last, HOPELESS) > red_at_last
@@ -132,12 +132,17 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
         before=found.before,
         now=found.now,
         change=round(better * (found.now / found.before - 1), 9) + 0.0,  # past what a logarithm rounds, and no −0
-        sees=sees,
+        sees=_own(metric, sees),
         outcome=outcome,
         interval=(low, high) if metric.higher_is_better else (-high, -low),
         doubtful=doubt,
-        tolerance=tolerance,
+        tolerance=_own(metric, tolerance),
     )
+
+
+def _own(metric: Metric, slower: float) -> float:
+    """A slowdown, a fraction of the time, as a fraction of the metric: a rate falls by less than the time grows."""
+    return 1 - 1 / (1 + slower) if metric.higher_is_better and slower < math.inf else slower
 
 
 def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:

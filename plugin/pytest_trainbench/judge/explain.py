@@ -67,7 +67,7 @@ def reason_for(
     if outcome == "noisy" and step in deciding:
         known = next((change for change in changes if METRICS[change.metric].paced_by == "device"), None)
         if known is not None and known.outcome == "ok":
-            told.append(f"its kernels take as long as before (sees ≥ {percent(known.sees)})")
+            told.append(f"its kernels take as long as before ({sight(known)})")
         if other_host:
             told.append(UNKNOWN_HOST if unknown_host else ANOTHER_HOST)
     return "; ".join(told)
@@ -88,6 +88,8 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
     if change.outcome == "noisy" and change.why:
         return f"{title}: {change.why}"
     if change.outcome == "noisy":
+        if math.isinf(change.sees):
+            return f"{title}: no change could have been seen, however large"
         wanted = "" if change.tolerance is None else f", not one of {percent(change.tolerance)}"
         return f"{title}: only a change of {percent(change.sees)} or more could have been seen{wanted}"
     said = f"{title} {movement(change)}"
@@ -108,7 +110,7 @@ def beside(step: Change, unlike: Sequence[Cause]) -> str:
         return f"the step time is {movement(step)}"
     if step.doubtful:
         return f"the step time may be {movement(step)} too"
-    return f"the step time did not change (sees ≥ {percent(step.sees)})"
+    return f"the step time did not change ({sight(step)})"
 
 
 def oddity(change: Change) -> str:
@@ -143,11 +145,16 @@ def movement(change: Change, *, full: bool = False) -> str:
     else:
         way = "better" if change.change > 0 else "worse"
     moved = f"{percent(abs(change.change))} {way}"
-    facts = [f"sees ≥ {percent(change.sees)}"] if change.sees else []
+    facts = [sight(change)] if change.sees else []
     if full and change.interval:
         low, high = (f"{end:+.1%}".replace("-", "−") for end in change.interval)
         facts.append(f"95 % sure: {low} … {high}")
     return (moved if change.change else "unchanged") + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def sight(change: Change) -> str:
+    """The smallest change that would have been found, for example ``sees ≥ 1.3%``."""
+    return f"sees ≥ {percent(change.sees)}" if math.isfinite(change.sees) else "sees nothing"
 
 
 def percent(fraction: float) -> str:

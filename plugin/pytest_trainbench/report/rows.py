@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,11 @@ def signed(fraction: float) -> str:
     return "0.0%" if text[1:] == "0.0%" else text
 
 
+def least(sees: float) -> str:
+    """The smallest change that would have been found, for a cell."""
+    return f"≥{sees:.1%}" if math.isfinite(sees) else "nothing"
+
+
 def _line(row: Row) -> dict[str, str]:
     def figure(metric: str, spell: Callable[[float], str]) -> str:
         if change := row.verdict.change(metric):
@@ -102,6 +108,6 @@ def _line(row: Row) -> dict[str, str]:
         "MFU": figure("mfu", "{:.1%}".format),
         "launches": str(len(row.record.launches)) if row.record else "",
         "change": signed(step.change) if step else "",
-        "sees": f"≥{step.sees:.1%}" if step else "",
+        "sees": least(step.sees) if step else "",
         "outcome": row.verdict.outcome,
     }

@@ -17,7 +17,8 @@ class Statistical:
     """The gate of a metric with noise between launches; its values are above 0.
 
     A change below ``floor`` is never a regression, however certain it is (``--floor`` replaces it). A row that could
-    not detect a slowdown of ``tolerance`` is noisy. Both are fractions of the baseline.
+    not detect a slowdown of ``tolerance`` is noisy. Both are fractions of the baseline's time. Reports convert them for
+    a rate, which falls by 20 % if the time grows by 25 %.
     """
 
     floor: float
