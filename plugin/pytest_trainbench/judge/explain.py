@@ -157,6 +157,11 @@ def sight(change: Change) -> str:
     return f"sees ≥ {percent(change.sees)}" if math.isfinite(change.sees) else "sees nothing"
 
 
+def least(sees: float) -> str:
+    """The same for a cell of a table."""
+    return f"≥{sees:.1%}" if math.isfinite(sees) else "nothing"
+
+
 def percent(fraction: float) -> str:
     """One decimal, or what shows that a fraction is not 0."""
     if round(fraction, 3) or not fraction:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from pytest_trainbench.judge.explain import least
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.report.calibration import Calibration
@@ -81,11 +81,6 @@ def signed(fraction: float) -> str:
     """``+1.2%``, ``−1.2%`` with a minus sign as wide as the plus sign, or ``0.0%`` without a sign."""
     text = f"{fraction:+.1%}".replace("-", "−")
     return "0.0%" if text[1:] == "0.0%" else text
-
-
-def least(sees: float) -> str:
-    """The smallest change that would have been found, for a cell."""
-    return f"≥{sees:.1%}" if math.isfinite(sees) else "nothing"
 
 
 def _line(row: Row) -> dict[str, str]:
