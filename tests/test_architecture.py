@@ -53,6 +53,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "outcome",
         "policy",
         "compare",
+        "middle",
         "explain",
         "verdict",
         "drift",

@@ -13,6 +13,7 @@ import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.judge.compare import GENERATED
+from pytest_trainbench.judge.middle import both_judged
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import Policy
 from pytest_trainbench.judge.verdict import judge
@@ -42,6 +43,7 @@ SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
 def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
     """The judged row of a test that ran."""
     verdict = judge(now, then, suspects=SUSPECTS)
+    now, then = both_judged(verdict, now, then)
     usual = {"label": label, "verdict": verdict, "record": now, "baseline": then, "fails": verdict.fails(ci=False)}
     return Row(**{**usual, **replaced})
 

@@ -14,12 +14,17 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from samples import case, failed, launch, record, trace
+from samples import case, failed, launch, record, steps, trace
 
 from pytest_trainbench import runner, settings
+from pytest_trainbench.archive import Archive
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.hardware.resolve import Hardware
+from pytest_trainbench.judge.compare import learn
+from pytest_trainbench.judge.middle import both_judged, stored_judged
+from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.launch.result import LaunchResult
+from pytest_trainbench.report import rows, terminal
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Here, Reference, Request, Runner
 from pytest_trainbench.schema.case import Case
@@ -744,6 +749,46 @@ def test_a_baseline_without_a_newer_count_is_stale(tmp_path: Path, machine: Mach
         "it lacks what is counted now, so that a change of that stays silent: collectives a step, all ranks,"
         " bytes into collectives a step, all ranks"
     )
+
+
+def test_all_reports_show_the_figure_that_is_judged(tmp_path: Path, machine: Machine) -> None:
+    """With outliers, the median and the judged middle are far apart: 43.7 % here, 30.5 % there."""
+    old = [launch(ms, samples_per_s=8000 / ms) for ms in (60.0, 64.0, 100.0, 61.0, 66.0)]
+    save(tmp_path, record(*old))
+    machine.step_ms = iter([70.0, 92.0, 93.0, 91.0, 71.0])
+    of = made(tmp_path, save_baseline="true", launches="5", confirm="0")
+    found = row(of, case())
+    assert found.record is not None
+    change = found.verdict.change("step_ms")
+    assert change is not None and abs(change.now - 91.0) > 1, "not the median"
+    archive = Archive(of.settings)
+    archive.keep(found, found.record)
+    shown = rows.table([found])
+    said = terminal.saved(archive.saves)
+    assert f": {change.before:,.2f} → {shown['step ms'][0]} ms a step ({-change.change:.1%} slower) → " in said
+    assert (shown["step ms"], shown["change"]) == ([f"{change.now:,.2f}"], [rows.signed(change.change)])
+    assert found.record.figure("samples_per_s") == pytest.approx(8000 / change.now, rel=0.01)
+    assert "judged" not in baseline.path_of(tmp_path, "h200-sxm", case()).read_text(), "figures are not stored"
+
+
+def test_pages_show_stored_rows_with_the_figures_that_a_run_judges_them_by(tmp_path: Path) -> None:
+    quiet = [steps(100.0, 100.2, 99.9, 100.1, 100.0 + width / 100) for width in range(6)]
+    odd = steps(100.0, 114.0, 100.1)
+    *_, shown = stored_judged([*quiet, odd])
+    change = judge(steps(100.0, 100.0, 100.1), odd, priors=learn([*quiet, odd])).change("step_ms")
+    assert change is not None
+    assert shown.figure("step_ms") == pytest.approx(change.before, rel=2e-4)
+    assert shown.figure("step_ms") != odd.median("step_ms")
+
+
+def test_rates_that_follow_samples_per_s_agree_with_it() -> None:
+    now = record(
+        *(launch(100.0, samples_per_s=rate, tokens_per_s=1024 * rate, mfu=rate / 100) for rate in (40, 41, 49))
+    )
+    shown, _ = both_judged(judge(now, now), now, None)
+    rate, tokens, mfu = (shown.figure(name) for name in ("samples_per_s", "tokens_per_s", "mfu"))
+    assert rate is not None and rate != 41
+    assert tokens == pytest.approx(1024 * rate) and mfu == pytest.approx(rate / 100)
 
 
 # The machine, not the code

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from samples import MIB, failed, launch, metric, near, record, steps, trace
@@ -241,7 +242,7 @@ def test_host_bound_rows_are_not_red_on_another_machine(host_ms: float | None, o
 
 
 def test_a_machine_without_an_id_may_be_another_one() -> None:
-    unknown = {"environment": {"must_match": {}, "suspects": {}, "machine": ""}}
+    unknown: dict[str, Any] = {"environment": {"must_match": {}, "suspects": {}, "machine": ""}}
 
     def took(ms: float) -> Record:
         times = [0.97 * ms, ms, 1.03 * ms, ms, ms]

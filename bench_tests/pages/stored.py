@@ -12,6 +12,7 @@ from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
 from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.judge.middle import stored_judged
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record, read_record
 
@@ -33,7 +34,9 @@ def with_page() -> list[str]:
 
 
 def records() -> list[Record]:
-    return [read_record(path) for paths in stored(FAMILY).values() for path in paths]
+    return [
+        record for paths in stored(FAMILY).values() for record in stored_judged([read_record(path) for path in paths])
+    ]
 
 
 def blocks(found: Sequence[Record]) -> dict[str, str]:
@@ -74,7 +77,7 @@ def measured_on(found: Sequence[Record]) -> str:
     launches = sorted({len(one.launches) for one in rows})
     device = " and ".join(sorted({str(one.environment["must_match"]["device"]) for one in rows}))
     return (
-        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; medians of {span(launches, '{:d}')} launches a row,"
+        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; middles of {span(launches, '{:d}')} launches a row,"
         f" on {machines} machine{'s' * (machines > 1)}."
     )
 
@@ -84,8 +87,8 @@ def host_bound_sharding(found: Sequence[Record]) -> str:
     return table(
         {
             "strategy": f"`{one.case.params['strategy']}`",
-            "step ms": f"{median(one.values('step_ms')):.1f}",
-            "compute ms": figure(one.median("compute_ms"), "{:.1f}"),
+            "step ms": figure(one.figure("step_ms"), "{:.1f}"),
+            "compute ms": figure(one.figure("compute_ms"), "{:.1f}"),
             "spread between launches": percent(spread(one)),
             "host-bound": "yes" if host_bound(one) else "no",
         }
@@ -104,9 +107,9 @@ def recorded(found: Sequence[Record]) -> str:
     return table(
         {
             "row": f"`{eager.label}`",
-            "eager, ms": f"{median(eager.values('step_ms')):.1f}",
+            "eager, ms": figure(eager.figure("step_ms"), "{:.1f}"),
             "spread": percent(spread(eager)),
-            "as a CUDA graph, ms": f"{median(graph.values('step_ms')):.1f}",
+            "as a CUDA graph, ms": figure(graph.figure("step_ms"), "{:.1f}"),
             "spread ": percent(spread(graph)),
         }
         for eager, graph in pairs
@@ -117,7 +120,7 @@ def tensor_parallel_host(found: Sequence[Record]) -> str:
     """By engine, how many times the device's compute time the host needs to issue a step."""
     times: dict[str, list[float]] = {}
     for one in found:
-        host, compute, step = map(one.median, ("host_ms", "compute_ms", "step_ms"))
+        host, compute, step = map(one.figure, ("host_ms", "compute_ms", "step_ms"))
         if one.case.mesh.tp > 1 and host and compute and step:
             engine = ENGINES[one.case.params["engine"]]
             if not engine.recorded:
@@ -152,7 +155,7 @@ def products(found: Sequence[Record]) -> str:
     """What a power cap takes from matrix products that run for the whole window."""
     lines = []
     for one in found:
-        compute_ms, clocks = one.median("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
+        compute_ms, clocks = one.figure("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
         if one.label.startswith("matrix_product[") and compute_ms and all(clocks):
             flops = median(one.values("flops_per_step"))
             lines.append(
@@ -160,7 +163,7 @@ def products(found: Sequence[Record]) -> str:
                     "row": f"`{one.label}`",
                     "SM clock, MHz": span([mhz[0] for mhz in clocks if mhz], "{:,.0f}"),
                     "at the power cap": percent(capped(one)),
-                    "TFLOPS over the window": figure(one.median("tflops_per_device"), "{:.0f}"),
+                    "TFLOPS over the window": figure(one.figure("tflops_per_device"), "{:.0f}"),
                     "TFLOPS of the profiled kernels": f"{flops / compute_ms / 1e9:.0f}",
                 }
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench_tests.results.stored import stored
 from bench_tests.tables import ddp_scaling, scaling
+from pytest_trainbench.judge.middle import stored_judged
 from pytest_trainbench.schema.record import Record, read_record
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def main(where: str) -> None:
     if not paths:
         sys.exit(f"{where} is neither a folder with records nor hardware with baselines")
     try:
-        sys.stdout.write(page([read_record(path) for path in paths]))
+        sys.stdout.write(page(stored_judged([read_record(path) for path in paths])))
     except ValueError as error:
         sys.exit(f"{where}: {error}")
 

@@ -61,7 +61,9 @@ class Archive:
     def keep(self, row: Row, record: Record) -> None:
         """Store a row immediately, so that the row survives if the run is killed later."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
-            self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+            (saved,) = baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+            # What it replaced, with the figures that the table of this run shows.
+            self.saves.append(dataclasses.replace(saved, replaced=row.baseline))
         if self.settings.results is not None:
             self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"

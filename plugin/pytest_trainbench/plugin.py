@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -308,8 +307,7 @@ def bench(
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
-            if values := record.values(name):
-                value = median(values)
+            if (value := record.figure(name)) is not None:
                 # Whole numbers in full: counts of bytes are exact.
                 text = f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
                 request.node.user_properties.append((name, text))

@@ -21,6 +21,7 @@ from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.compare import learn
 from pytest_trainbench.judge.explain import disturbance, eased
+from pytest_trainbench.judge.middle import both_judged
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import Policy, Priors
 from pytest_trainbench.judge.validity import LOSS_STEPS
@@ -275,6 +276,7 @@ class Runner:
             if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
+        record, before = both_judged(verdict, record, before)
         return Row(
             label=label, verdict=verdict, record=record, baseline=before, by_hand=ended.by_hand, detail=ended.detail
         )

@@ -85,10 +85,8 @@ def signed(fraction: float) -> str:
 
 def _line(row: Row) -> dict[str, str]:
     def figure(metric: str, spell: Callable[[float], str]) -> str:
-        if change := row.verdict.change(metric):
-            return spell(change.now)
-        launches = row.record.values(metric) if row.record else []
-        return spell(median(launches)) if launches else ""
+        value = row.record.figure(metric) if row.record else None
+        return "" if value is None else spell(value)
 
     step = row.verdict.change("step_ms")
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from statistics import median
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
@@ -20,7 +19,7 @@ from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
 from pytest_trainbench.report.rows import Row, mib, table
 from pytest_trainbench.schema.conditions import CONDITIONS
-from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
+from pytest_trainbench.schema.metrics import LEADING, METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 from pytest_trainbench.store.baseline import Saved
 
@@ -137,7 +136,7 @@ def failure(row: Row) -> str:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
-        facts += _listed("parts", _parts(row, row.baseline, row.record))
+        facts += _listed("parts", _parts(row.baseline, row.record))
         facts += _listed("machine", _conditions(row))
         facts += _listed("your code", _own_code(row, row.baseline, row.record))
         facts += _suspects(row)
@@ -202,16 +201,12 @@ def _judged(changes: Sequence[Change]) -> list[str]:
     return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
 
-def _parts(row: Row, before: Record, now: Record) -> list[str]:
+def _parts(before: Record, now: Record) -> list[str]:
     """The parts of a step's time before and now, in ms, and the collectives that changed."""
     lines = []
     for name in PARTS:
-        # For a judged metric, show the judged figures: the medians may differ from them.
-        if change := row.verdict.change(name):
-            old, new = change.before, change.now
-        elif (then := before.values(name)) and (since := now.values(name)):
-            old, new = median(then), median(since)
-        else:
+        old, new = before.figure(name), now.figure(name)
+        if old is None or new is None:
             continue
         grown = f"{new - old:+,.2f}".replace("-", "−")
         lines.append(f"{METRICS[name].title}: {old:,.2f} → {new:,.2f} ms ({grown})")
@@ -243,14 +238,16 @@ def _replaced(save: Saved) -> str:
         old = save.replaced
         was = "new" if old is None else f"was {old.outcome}"
         if old is not None and old.outcome == "ok":
-            was = f"was {median(old.values('step_ms')):,.2f} ms a step"
+            was = f"was {old.figure(LEADING):,.2f} ms a step"
         return f"{save.record.outcome}, {was}"
-    now = median(save.record.values("step_ms"))
+    now = save.record.figure(LEADING)
+    assert now is not None
     if save.replaced is None:
         return f"{now:,.2f} ms a step, new"
     if save.replaced.outcome != "ok":
         return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
-    before = median(save.replaced.values("step_ms"))
+    before = save.replaced.figure(LEADING)
+    assert before is not None
     how = "slower" if now > before else "faster"
     return f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
 

@@ -176,6 +176,9 @@ class Record:
     code:
         Digests of the project's files that the ranks imported, by path relative to the project's root
         (:mod:`pytest_trainbench.project.sources`). Empty in older files.
+    judged:
+        Figures by which a verdict judged the launches, by metric (:mod:`pytest_trainbench.judge.middle`). Reports show
+        them. They are never stored.
     """
 
     case: Case
@@ -186,6 +189,7 @@ class Record:
     environment: dict[str, Any]
     plugin_version: str
     code: Mapping[str, str] = field(default_factory=dict)
+    judged: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.launches:
@@ -213,6 +217,12 @@ class Record:
         """Median over the launches. Of several metrics it takes the first that any launch has; ``None`` if no launch
         has any of them."""
         return next((statistics.median(values) for metric in metrics if (values := self.values(metric))), None)
+
+    def figure(self, *metrics: str) -> float | None:
+        """The figure that reports show of all launches: the judged one, else the median. Of several metrics it takes
+        the first that any launch has; ``None`` if no launch has any of them."""
+        name = next((metric for metric in metrics if self.values(metric)), None)
+        return None if name is None else self.judged.get(name, self.median(name))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,53 @@
+"""The one figure of several launches that every report shows: the figure that was judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from pytest_trainbench.judge.compare import judged, learn, varies
+from pytest_trainbench.judge.noise import DEFAULT, compare
+from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.policy import DEFAULT_POLICY, Priors
+from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.record import Record
+
+RATE = "samples_per_s"
+PROPORTIONAL = ("tokens_per_s", "tflops_per_device", "mfu")
+"""Metrics that are the same multiple of :data:`RATE` in every launch. They follow it, so that a table agrees with
+itself."""
+
+
+def both_judged(verdict: Verdict, record: Record, baseline: Record | None) -> tuple[Record, Record | None]:
+    """Both sides of a verdict, with the figures by which they were judged."""
+    now = {change.metric: change.now for change in verdict.changes}
+    before = {change.metric: change.before for change in verdict.changes}
+    return _judged(record, now), None if baseline is None else _judged(baseline, before)
+
+
+def stored_judged(records: Sequence[Record]) -> list[Record]:
+    """Baselines of one kind of hardware, each with the figures by which a run on its machine is judged."""
+
+    @cache
+    def priors(machine: str) -> Priors:
+        return learn(records, machine)
+
+    def figures(record: Record) -> dict[str, float]:
+        known = {name: record.values(name) for name in judged(record)}
+        return {
+            name: compare(values, values, prior=priors(record.machine).get((name, host_bound(record)), DEFAULT)).before
+            for name, values in known.items()
+            if varies(DEFAULT_POLICY.gate(name), values) and min(values) > 0
+        }
+
+    return [_judged(record, figures(record)) for record in records]
+
+
+def _judged(record: Record, figures: Mapping[str, float]) -> Record:
+    rate, usual = figures.get(RATE), record.median(RATE)
+    follow = {}
+    if rate and usual:
+        values = {name: record.median(name) for name in PROPORTIONAL}
+        follow = {name: value * rate / usual for name, value in values.items() if value is not None}
+    return dataclasses.replace(record, judged={**figures, **follow})
