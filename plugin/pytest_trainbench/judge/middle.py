@@ -10,13 +10,8 @@ from pytest_trainbench.judge.compare import judged, learn, varies
 from pytest_trainbench.judge.noise import DEFAULT, compare
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import DEFAULT_POLICY, Priors
-from pytest_trainbench.schema.metrics import host_bound
+from pytest_trainbench.schema.metrics import METRICS, host_bound
 from pytest_trainbench.schema.record import Record
-
-RATE = "samples_per_s"
-PROPORTIONAL = ("tokens_per_s", "tflops_per_device", "mfu")
-"""Metrics that are the same multiple of :data:`RATE` in every launch. They follow it, so that a table agrees with
-itself."""
 
 
 def both_judged(verdict: Verdict, record: Record, baseline: Record | None) -> tuple[Record, Record | None]:
@@ -45,9 +40,13 @@ def stored_judged(records: Sequence[Record]) -> list[Record]:
 
 
 def _judged(record: Record, figures: Mapping[str, float]) -> Record:
-    rate, usual = figures.get(RATE), record.median(RATE)
+    """The record with its judged figures. A metric that is a multiple of a judged one follows it, so that a table
+    agrees with itself."""
     follow = {}
-    if rate and usual:
-        values = {name: record.median(name) for name in PROPORTIONAL}
-        follow = {name: value * rate / usual for name, value in values.items() if value is not None}
+    for name, metric in METRICS.items():
+        if (base := metric.multiple_of) is None or base not in figures:
+            continue
+        value, of_base = record.median(name), record.median(base)
+        if value is not None and of_base:
+            follow[name] = value * figures[base] / of_base
     return dataclasses.replace(record, judged={**figures, **follow})

@@ -155,6 +155,8 @@ class Metric:
     derived_from:
         The metric that this one mostly follows from. Without limits of its own, a case's wider floor and tolerance for
         that metric apply to this one too. If both regressed, the reason names only that metric.
+    multiple_of:
+        The metric of which this one is the same multiple in every launch.
     paced_by:
         For a judged time. ``host`` if a slow host may make it longer, ``device`` if only the device may.
     leads:
@@ -169,6 +171,7 @@ class Metric:
     gate: Gate | None
     read: Callable[[Window], float | None]
     derived_from: str | None = None
+    multiple_of: str | None = None
     paced_by: Literal["host", "device"] | None = None
     leads: bool = False
     compiled: bool = False
@@ -252,6 +255,7 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         gate=None,
         read=lambda window: window.per_s(window.traces[0].tokens),
+        multiple_of="samples_per_s",
     ),
     "compute_ms": Metric(
         title="compute time of the device",
@@ -364,8 +368,16 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         gate=None,
         read=lambda window: window.tflops_per_device,
+        multiple_of="samples_per_s",
     ),
-    "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=lambda window: window.mfu),
+    "mfu": Metric(
+        title="MFU",
+        unit="",
+        higher_is_better=True,
+        gate=None,
+        read=lambda window: window.mfu,
+        multiple_of="samples_per_s",
+    ),
     "energy_j_per_sample": Metric(
         title="energy of the devices per sample",
         unit="J",
