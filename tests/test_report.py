@@ -426,9 +426,19 @@ def test_only_the_first_of_many_suspects_are_shown(count: int, shown: int, last:
 def test_a_save_line_says_what_was_replaced(now: Record, replaced: Record | None, words: str) -> None:
     save = Saved(path=Path("baselines/h200-sxm/x.json"), record=now, replaced=replaced)
     assert (
-        terminal.saved([save, save]).splitlines()
+        terminal.saved([save, save], wanted=1).splitlines()
         == [f"saved sharding[zero2-dp2]: {words} → baselines/h200-sxm/x.json"] * 2
     )
+
+
+def test_saving_fewer_launches_than_the_default_is_noted_once() -> None:
+    saves = [
+        Saved(path=Path("x.json"), record=one, replaced=None)
+        for one in (measured(90.0), steps(*[90.0] * 5), record(failed("oom")))
+    ]
+    *_, last = terminal.saved(saves, wanted=5).splitlines()
+    assert last == "1 of 3 baselines have fewer than 5 launches, so that runs see less"
+    assert terminal.few_launches([one.record for one in saves[1:]], wanted=5) == ""
 
 
 # Markdown

@@ -179,6 +179,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     lines = [] if config.option.collectonly else [session.header(), session.hidden]
     if session.settings.against is None:
         with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
+            lines.append(terminal.few_launches(session.baselines, wanted=settings.STORED_LAUNCHES))
             lines.append(str(session.other_code))
             lines += [f"  {line}" for line in session.other_code.lines() if config.option.collectonly]
     return [f"trainbench: {line}" for line in lines if line]
@@ -407,7 +408,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(terminal.derived(title, table, "simple"))
     if ours.archive.saves:
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.saved(ours.archive.saves))
+        terminalreporter.write_line(terminal.saved(ours.archive.saves, wanted=settings.STORED_LAUNCHES))
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:

@@ -20,12 +20,12 @@ from pytest_trainbench.hardware.environment import Environment, differences, mis
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.compare import learn
-from pytest_trainbench.judge.explain import disturbance, eased
+from pytest_trainbench.judge.explain import disturbance, eased, far_apart, sight
 from pytest_trainbench.judge.middle import both_judged
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import Policy, Priors
 from pytest_trainbench.judge.validity import LOSS_STEPS
-from pytest_trainbench.judge.verdict import foreseen, judge
+from pytest_trainbench.judge.verdict import enough_stored, foreseen, judge
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources
@@ -33,17 +33,13 @@ from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import Job
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
+from pytest_trainbench.schema.metrics import METRICS, Counted, Gates, host_bound
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
 from pytest_trainbench.store import baseline
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
-
-APART = (
-    "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
-)
 
 UNCONFIRMED = "not confirmed: --confirm 0"
 """Said of a row that its first launches alone make red."""
@@ -216,10 +212,10 @@ class Runner:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             reason = record.reason
-            if disturbed := disturbance(record):
-                reason = f"stored all the same, though {disturbed}: save it again when that is over"
-            elif record.outcome == "ok" and self._blind(record, len(record.launches), request.gates):
-                reason = APART
+            if record.outcome == "ok":
+                reason = self._warning(record, request.gates) or None
+            elif disturbed := disturbance(record):
+                reason = f"{reason}; stored all the same, though {disturbed}"
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
         elif not verdict.compared and (other := self._called(request.label, case)):
             verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {other}")
@@ -288,6 +284,19 @@ class Runner:
             return len(record.launches) == 1 and baseline.unconfirmed(record, before)
         stored, most = len(record.launches), self.settings.stored_launches + self.settings.confirm
         return stored < most and self._blind(record, stored, gates) and not self._blind(record, most, gates)
+
+    def _warning(self, record: Record, gates: Gates) -> str:
+        """What is wrong with a baseline of these launches, and what the next run will see from them."""
+        policy, priors = dataclasses.replace(self.policy, gates=gates), self.priors(record)
+        night = foreseen(record, stored=len(record.launches), launches=LAUNCHES, policy=policy, priors=priors)
+        if disturbed := disturbance(record):
+            sees = next(sight(change) for change in night if METRICS[change.metric].leads)
+            return f"stored all the same, though {disturbed}: the next run {sees}; save it again when that is over"
+        blind = next((change for change in night if change.outcome == "noisy"), None)
+        if blind is None:
+            return ""
+        enough = enough_stored(record, launches=LAUNCHES, policy=policy, priors=priors)
+        return far_apart(blind, enough=enough, host=host_bound(record))
 
     def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
         """Whether a night would be noisy against ``stored`` launches like these."""

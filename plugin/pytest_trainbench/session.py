@@ -26,6 +26,7 @@ from pytest_trainbench.report import header
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.report.tables import measured, tables
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.store import baseline, history, other_code
 
 if TYPE_CHECKING:
@@ -107,13 +108,17 @@ class Session:
     def other_code(self) -> other_code.Stale:
         """The baselines that are stale, by the project's code at the start of the session.
 
-        A baseline that does not say which code made it counts as stale. Under ``--collect-only`` a named family needs
-        no device.
+        A baseline that does not say which code made it counts as stale.
         """
+        return other_code.look(self.baselines, Tree.of(self.config.rootpath))
+
+    @cached_property
+    def baselines(self) -> list[Record]:
+        """All baselines of this hardware at the start of the session. Under ``--collect-only`` a named family needs no
+        device."""
         family = rows(self.settings.hw) if self.config.option.collectonly else ()
         ids = [row.key for row in family] or [self.hardware.id]
-        records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
-        return other_code.look(records, Tree.of(self.config.rootpath))
+        return [record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one)]
 
     @property
     def cut_off(self) -> str:

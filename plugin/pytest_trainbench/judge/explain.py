@@ -169,6 +169,26 @@ def percent(fraction: float) -> str:
     return f"{fraction:.2%}" if round(fraction, 4) else "under 0.01%"
 
 
+def far_apart(night: Change, *, enough: int | None, host: bool) -> str:
+    """What a new baseline's launches let the next run see of a metric that will be noisy, and what helps.
+
+    ``enough``: launches of a baseline with which it is not noisy, if any number is. ``host``: whether the host sets the
+    pace.
+    """
+    if enough is not None:
+        helps = f"--launches {enough} would be enough"
+    elif host:
+        helps = (
+            "more launches do not help, because its host changes between visits: use a calmer host, or let the device"
+            " set the pace (a larger batch, a CUDA graph)"
+        )
+    else:
+        helps = "more launches do not help: save it again on a calmer machine, or on another visit"
+    wanted = "" if night.tolerance is None else f", not {percent(night.tolerance)}"
+    title = METRICS[night.metric].title
+    return f"the launches are so far apart that the next run {sight(night)} of {title}{wanted}; {helps}"
+
+
 def disturbance(record: Record) -> str:
     """What the launches ran under that is not normal, whatever a baseline says; empty where there is nothing."""
     found = attribution.unlike(attribution.typical(record.launches), {}, places=attribution.places(record))

@@ -37,6 +37,9 @@ from pytest_trainbench.schema.record import Launch, Record
 UNDISTURBED_LEAST = 2
 """Undisturbed launches whose figures say something of a slowdown's cause: one alone may be an outlier."""
 
+STORED_TRIED = (5, 7, 10, 15, 20, 30)
+"""Numbers of launches of a baseline that are tried before one of them is advised. More take too long for anyone."""
+
 FAILED = ("invalid", "timeout", "crash")
 """Outcomes of a record without figures that could be believed."""
 
@@ -321,3 +324,22 @@ def foreseen(
         return weigh(name, found, error=error, policy=night)
 
     return tuple(map(seen, chances))
+
+
+def enough_stored(
+    record: Record, *, launches: int, policy: Policy, priors: Priors = MappingProxyType({})
+) -> int | None:
+    """The first of :data:`STORED_TRIED` with which a baseline of launches like those of ``record`` leaves no metric
+    noisy in a night of ``launches``; ``None`` if more launches do not help."""
+    return next(
+        (
+            stored
+            for stored in STORED_TRIED
+            if stored > len(record.launches)
+            and all(
+                change.outcome != "noisy"
+                for change in foreseen(record, stored=stored, launches=launches, policy=policy, priors=priors)
+            )
+        ),
+        None,
+    )

@@ -228,9 +228,22 @@ def _collectives(before: Record, now: Record) -> list[str]:
     ]
 
 
-def saved(saves: Sequence[Saved]) -> str:
-    """One line per baseline that ``--save-baseline`` stored, with the figure that it replaced."""
-    return "\n".join(f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves)
+def saved(saves: Sequence[Saved], *, wanted: int) -> str:
+    """One line per baseline that ``--save-baseline`` stored, with the figure that it replaced, and one line if some
+    have fewer launches than are ``wanted``."""
+    lines = [f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves]
+    if few := few_launches([save.record for save in saves], wanted=wanted):
+        lines.append(few)
+    return "\n".join(lines)
+
+
+def few_launches(records: Sequence[Record], *, wanted: int) -> str:
+    """A sentence on baselines with fewer launches than are ``wanted``; empty if there are none. Out of memory needs
+    only one launch."""
+    few = sum(record.outcome == "ok" and len(record.launches) < wanted for record in records)
+    if not few:
+        return ""
+    return f"{few} of {len(records)} baselines have fewer than {wanted} launches, so that runs see less"
 
 
 def _replaced(save: Saved) -> str:
