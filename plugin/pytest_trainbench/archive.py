@@ -86,10 +86,11 @@ class Archive:
         earlier = [run for run in runs if run.path != self.log.path]
         return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
 
-    def turned(self, record: Record, now: Environment) -> Turned | None:
-        """When this row turned red; ``None`` if the history does not show it. ``now``: the environment of this run."""
+    def turned(self, record: Record, now: Environment, *, outcome: str) -> Turned | None:
+        """When this row turned red with this ``outcome``; ``None`` if the history does not show it. ``now``: the
+        environment of this run."""
         earlier, _ = self.earlier
-        return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
+        return turned(earlier, record.case.id, now, outcome=outcome, machine=record.machine, code=overall(record.code))
 
     @cached_property
     def trend(self) -> list[str]:

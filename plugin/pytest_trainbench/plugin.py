@@ -302,7 +302,8 @@ def bench(
         record = row.record
         assert record is not None
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
-            row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
+            since = session.archive.turned(record, runner.now.environment, outcome=row.verdict.outcome)
+            row = dataclasses.replace(row, fails=True, turned=since)
         if not row.same_as:
             session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
         session.rows.append(row)
