@@ -41,8 +41,8 @@ def turned(
     ``earlier`` holds the runs, the oldest first. ``None`` if they know nothing of the row.
 
     Only red runs with the same outcome count: a night that timed out, or had no baseline, says nothing of a regression.
-    Such runs are skipped. Machines may share one folder, and a row may be red on one of them alone. Runs on this machine
-    count, or those of all machines if it has none.
+    Such runs are skipped. Machines may share one folder, and a row may be red on one of them alone. Runs on this
+    machine count, or those of all machines if it has none.
     """
     known = [run for run in earlier if case_id in run.entries]
     here = [run for run in known if machine and run.machine_of(case_id) == machine]
