@@ -14,7 +14,7 @@ from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.judge.compare import GENERATED
 from pytest_trainbench.judge.middle import both_judged
-from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.outcome import Change, Verdict
 from pytest_trainbench.judge.policy import Policy
 from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.report import markdown, terminal
@@ -452,6 +452,8 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
         text("""
         ## Training benchmark: 1 ok, 2 no-baseline, 1 crash
 
+        4 rows: 1 judged their time, 3 nothing
+
         4 × NVIDIA H200
 
         <details open><summary>crash: sharding[bad-dp4]: rank 1 was killed by SIGSEGV while timing 20 steps</summary>
@@ -512,8 +514,50 @@ def test_markdown_of_400_crashes_is_small_enough_for_github() -> None:
     assert "- crash: row[399]: rank 1 was killed by SIGSEGV while timing 20 steps\n" in report
 
 
-def test_markdown_of_ok_rows_is_only_the_table() -> None:
-    assert markdown.report([OK], "header", {}).count("\n\n") == 2
+def test_markdown_of_ok_rows_is_only_the_first_line_and_the_table() -> None:
+    assert markdown.report([OK], "header", {}).count("\n\n") == 3
+
+
+# What a night judged
+
+
+def told(*outcomes: str) -> Row:
+    """A row whose step time, device time, kernels and FLOPs ended so."""
+    changes = [
+        Change(metric=name, before=1.0, now=1.0, change=0.0, sees=0.0, outcome=outcome)
+        for name, outcome in zip(("step_ms", "compute_ms", "kernels", "flops_per_step"), outcomes, strict=False)
+    ]
+    return Row(label="a", verdict=Verdict(outcome="ok", changes=tuple(changes)))
+
+
+def test_the_first_line_says_how_many_rows_judged_what() -> None:
+    rows = [
+        *[told("ok", "ok", "ok")] * 3,
+        told("noisy", "ok", "ok"),
+        told("noisy", "noisy", "ok"),
+        told("noisy", "noisy", "not judged", "ok"),
+        CRASH,
+        skipped("b"),
+        Row(label="c", verdict=Verdict(outcome="oom", reason="as before")),
+    ]
+    line = "7 rows: 3 judged their time, 1 only their device's time, 1 only counts and memory, 2 nothing"
+    assert terminal.census(rows) == line
+    assert markdown.report(rows, "header", {}).splitlines()[2] == line
+    assert terminal.census([skipped("b")]) == ""
+    assert terminal.census([told("environment")]) == "1 row: 1 judged its time"
+    slow = Change(metric="samples_per_s", before=2.0, now=1.0, change=-0.5, sees=0.1, outcome="regression")
+    both = dataclasses.replace(told("noisy").verdict, changes=(*told("noisy").verdict.changes, slow))
+    assert both.judged == "time", "throughput tells of the time if it is red"
+
+
+def test_too_many_rows_that_judged_no_time_fail_the_run() -> None:
+    half = [told("ok"), told("noisy", "noisy", "ok")]
+    assert not terminal.too_blind(half, 0.5)
+    most = [*half, told("noisy")]
+    assert terminal.too_blind(most, 0.5) and not terminal.too_blind(most, 1.0)
+    said = "; more than 50% judged no time, so the run fails where CI is set (--unjudged-share)"
+    assert terminal.census(most, most=0.5).endswith(said)
+    assert not terminal.too_blind([skipped("b")], 0.5)
 
 
 def test_tables_of_the_suite_follow_with_their_titles() -> None:

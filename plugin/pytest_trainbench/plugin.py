@@ -231,6 +231,7 @@ def _step_times() -> Callable[[list[float]], None]:
 def bench(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
+    record_testsuite_property: Callable[[str, object], None],
     _step_times: Callable[[list[float]], None],
 ) -> Callable[..., Record]:
     """Measure one training step and compare it with its baseline.
@@ -250,6 +251,7 @@ def bench(
     session = request.config.stash[SESSION]
     if not is_case(request.node):
         pytest.fail(UNSEEN, pytrace=False)
+    session.record_property = record_testsuite_property
 
     def run(
         builder: str | Callable[..., Any],
@@ -308,6 +310,7 @@ def bench(
             session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
+        request.node.user_properties.append(("trainbench_judged", row.verdict.judged))
         for name in METRICS:
             if (value := record.figure(name)) is not None:
                 # Whole numbers in full: counts of bytes are exact.
@@ -375,9 +378,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # nobody reads skips in CI: an empty run must fail
+    if ours.unjudged_most is not None and session.exitstatus == 0 and terminal.too_blind(ours.rows, ours.unjudged_most):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if judged := terminal.census(ours.rows, most=ours.unjudged_most):
+        ours.record_property("trainbench_judged", judged)
     _ = ours.archive.trend  # computed even without a report, because the history stores reported drifts
     if ours.settings.report_md is not None:
-        text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
+        text = markdown.report(
+            ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off, unjudged_most=ours.unjudged_most
+        )
         try:
             ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
             with ours.settings.report_md.open("a", encoding="utf-8") as file:
@@ -392,6 +401,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
     red = any(row.fails for row in ours.rows)
+    if ours.unjudged_most is not None:
+        red |= terminal.too_blind(ours.rows, ours.unjudged_most)
     all_well = (
         how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.archive.trend)
     )
@@ -399,6 +410,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(title, red=red, yellow=not red and not all_well)
     if not ours.rows:
         return
+    if judged := terminal.census(ours.rows, most=ours.unjudged_most):
+        terminalreporter.write_line(judged)
+        terminalreporter.write_line("")
     terminalreporter.write_line(terminal.summary(ours.rows))
     for line in ours.archive.trend:
         terminalreporter.write_line(line)
@@ -435,8 +449,8 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     session.rows[at] = dataclasses.replace(row, verdict=verdict, fails=True, accept="")
     if session.archive.log is not None and row.record is not None and not row.same_as:
         session.archive.log.disowned(row.record.case.id)
-    item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
-    item.user_properties.append(("trainbench_outcome", verdict.outcome))
+    said = {"trainbench_outcome": verdict.outcome, "trainbench_judged": verdict.judged}
+    item.user_properties[:] = [(name, said.get(name, value)) for name, value in item.user_properties]
 
 
 def _is_worker(config: pytest.Config) -> bool:

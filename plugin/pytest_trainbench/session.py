@@ -71,6 +71,8 @@ class Session:
         """How many collected tests are cases. They share the run's error budget."""
         self.unfinished: set[str] = set()
         """Node ids of the cases that have not finished."""
+        self.record_property: Callable[[str, object], None] = lambda name, value: None
+        """Adds a property to JUnit's file. The first case sets it."""
         self.spared = 0
         """How many tests ``--stale`` deselected."""
         self.environ = dict(os.environ)
@@ -125,6 +127,11 @@ class Session:
         """A sentence if the run ended before its last case, else empty. Without it, the report would look complete."""
         left = len(self.unfinished)
         return f"the run was cut off: {left} of {self.cases} cases have no result" if left else ""
+
+    @property
+    def unjudged_most(self) -> float | None:
+        """The share of rows that may judge no time; ``None`` if the run does not fail for it."""
+        return self.settings.unjudged_share if self.settings.ci else None
 
     @property
     def available(self) -> int:

@@ -43,6 +43,10 @@ def fraction(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    return 1.0 if text in ("1", "100%") else fraction(text)
+
+
 def _seconds(text: str) -> float:
     return _positive(text, "a number of seconds above 0")
 
@@ -170,6 +174,13 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "unjudged_share": Option(
+        help="where CI is set, the run fails if more than this share of its rows judged no time, because they are noisy"
+        " or have nothing to compare with; 100%% switches this off (default: 1/2)",
+        default=0.5,
+        parse=_share,
+        metavar="SHARE",
+    ),
     "stale_days": Option(
         help="the report flags baselines that are older than this (default: 90)",
         default=90,
@@ -283,6 +294,7 @@ class Settings:
     night_error: float
     floor: float | None
     fail_on_improvement: bool
+    unjudged_share: float
     stale_days: int
     baseline_dir: Path
     devices: int | None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_trainbench.hardware import environment
 from pytest_trainbench.judge.attribution import Cause
-from pytest_trainbench.schema.metrics import LEADING
+from pytest_trainbench.schema.metrics import LEADING, METRICS, Counted, Relative
 
 OUTCOMES: dict[str, str] = {
     "ok": "passes",
@@ -25,6 +25,13 @@ OUTCOMES: dict[str, str] = {
     "crash": "fails",
 }
 """How each outcome ends its test. Where ``CI`` is set, what was compared with nothing fails as well."""
+
+
+SILENT = ("skipped", "saved", "calibrated", "oom")
+"""Outcomes of rows that had nothing to judge, or no time: they compare with nothing, or do not fit in memory."""
+
+CONCLUSIVE = ("ok", "regression", "environment", "improvement")
+"""Outcomes of a metric that was judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +80,20 @@ class Verdict:
 
     def change(self, metric: str) -> Change | None:
         return next((change for change in self.changes if change.metric == metric), None)
+
+    @property
+    def judged(self) -> str:
+        """The most that was judged: ``time``, ``device`` (only its time), ``counts`` (and memory) or ``nothing``."""
+        told = [one for one in self.changes if one.outcome in CONCLUSIVE and not one.doubtful]
+        if self.outcome == "incomparable":
+            return "nothing"
+        # Throughput follows from the step time, and its own limits are wide. It tells of the time if it is red.
+        red = [METRICS[one.metric].paced_by for one in told if one.outcome in ("regression", "environment")]
+        if "host" in red or any(METRICS[one.metric].leads for one in told):
+            return "time"
+        if any(METRICS[one.metric].paced_by == "device" for one in told):
+            return "device"
+        return "counts" if any(isinstance(METRICS[one.metric].gate, (Counted, Relative)) for one in told) else "nothing"
 
     @property
     def doubtful(self) -> bool:

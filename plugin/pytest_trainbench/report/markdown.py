@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.report.terminal import counts, derived, failure, grid, notes
+from pytest_trainbench.report.terminal import census, counts, derived, failure, grid, notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,9 +27,15 @@ def report(
     tables: Mapping[str, pd.DataFrame],
     trend: Sequence[str] = (),
     cut_off: str = "",
+    *,
+    unjudged_most: float | None = None,
 ) -> str:
-    """The Markdown report. Red rows and drifts come first, because the table may be longer than a screen."""
-    parts = [f"## Training benchmark: {counts(rows, cut_off)}", header]
+    """The Markdown report. Red rows and drifts come first, because the table may be longer than a screen.
+
+    ``unjudged_most``: see :func:`~pytest_trainbench.report.terminal.census`.
+    """
+    judged = census(rows, most=unjudged_most)
+    parts = [f"## Training benchmark: {counts(rows, cut_off)}", *([judged] if judged else []), header]
     red = [failure(row) for row in rows if row.fails]
     left, short = DETAILS_MOST, []
     for number, text in enumerate(red):

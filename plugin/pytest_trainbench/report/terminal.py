@@ -13,7 +13,7 @@ from pytest_trainbench.hardware.environment import Difference, fact
 from pytest_trainbench.judge.attribution import typical
 from pytest_trainbench.judge.compare import GENERATED
 from pytest_trainbench.judge.explain import PERHAPS_THE_CODE, exactly, movement, oddity
-from pytest_trainbench.judge.outcome import OUTCOMES, Change
+from pytest_trainbench.judge.outcome import OUTCOMES, SILENT, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
@@ -124,6 +124,34 @@ def counts(rows: Sequence[Row], cut_off: str = "") -> str:
     found = ((outcome, sum(row.verdict.outcome == outcome for row in rows)) for outcome in OUTCOMES)
     told = ", ".join(f"{count} {outcome}" for outcome, count in found if count)
     return "; ".join(filter(None, (told, cut_off)))
+
+
+def census(rows: Sequence[Row], *, most: float | None = None) -> str:
+    """The first line of every report: how many rows judged what. Empty if no row had anything to judge.
+
+    ``most``: the share of rows that may judge no time; ``None`` if the run does not fail for it.
+    """
+    found = [row.verdict.judged for row in rows if row.verdict.outcome not in SILENT]
+    if not found:
+        return ""
+    theirs = "its" if len(found) == 1 else "their"
+    words = {
+        "time": f"judged {theirs} time",
+        "device": f"only {theirs} device's time",
+        "counts": "only counts and memory",
+        "nothing": "nothing",
+    }
+    told = ", ".join(f"{found.count(what)} {said}" for what, said in words.items() if what in found or what == "time")
+    line = f"{len(found)} {'row' if len(found) == 1 else 'rows'}: {told}"
+    if most is not None and too_blind(rows, most):
+        line += f"; more than {most:.0%} judged no time, so the run fails where CI is set (--unjudged-share)"
+    return line
+
+
+def too_blind(rows: Sequence[Row], most: float) -> bool:
+    """Whether more than this share of the rows judged no time."""
+    found = [row.verdict.judged for row in rows if row.verdict.outcome not in SILENT]
+    return sum(what in ("counts", "nothing") for what in found) > most * len(found)
 
 
 def failure(row: Row) -> str:
