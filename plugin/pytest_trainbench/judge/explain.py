@@ -1,4 +1,4 @@
-"""What a verdict says, in words."""
+"""The words of a verdict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ before."""
 
 
 def went_missing(names: Sequence[str], theirs: str) -> str:
-    """Of metrics that this run should have, and what to do."""
+    """Which metrics this run lacks, and what to do."""
     lost = f"{theirs} has {titles(names)} and this run has not"
     if any(METRICS[name].compiled for name in names):
         return f"{lost}: its step was compiled and this one was not; compile it again, or accept it as another step"
@@ -37,7 +37,7 @@ def titles(names: Sequence[str]) -> str:
 
 
 def slowdown(change: Change) -> float:
-    """Logarithm of how many times as long. Nothing explains NaN or infinity, which a figure of 0 gives."""
+    """Logarithm of the ratio of the two figures, infinite for a figure of 0. No cause explains infinity or NaN."""
     if not (change.now and change.before):
         return math.inf
     return abs(math.log(change.now / change.before))
@@ -52,10 +52,11 @@ def reason_for(
     other_host: bool,
     unknown_host: bool = False,
 ) -> str:
-    """Why a row with these ``changes`` ends as it does, in one sentence; empty where all is well.
+    """The reason of a row's ``outcome``, in one sentence; empty if all is well.
 
-    ``causes``: what the launches ran under that was worse. ``theirs``: against what. ``other_host``: whether the host
-    sets the pace and the baseline is another machine's, or, with ``unknown_host``, may be.
+    causes: conditions of the launches that were worse than the baseline's.
+    theirs: name of the other side.
+    other_host: whether the host sets the pace and the baseline is another machine's, or, with ``unknown_host``, may be.
     """
     deciding = [change for change in changes if change.outcome == outcome and outcome != "ok"]
     seen = {change.metric for change in deciding}
@@ -74,13 +75,11 @@ def reason_for(
 
 
 def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the baseline") -> str:
-    """One change in words: what, by how much, how little could have been seen, and the conditions that explain it.
-
-    ``theirs``: against what.
-    """
+    """One change in words: the metric, the change, the smallest change that the row sees, and the conditions that
+    explain it. ``theirs``: name of the other side."""
     title = METRICS[change.metric].title
     if change.outcome == "incomparable":
-        # In full: a difference that counts must also be seen.
+        # In full, because a difference of one must be visible.
         return f"{title}: {change.before:,.17g}, now {change.now:,.17g}: the step does other work than {theirs}'s"
     if isinstance(METRICS[change.metric].gate, Counted):
         odd = f" ({oddity(change)})" if change.odd else ""
@@ -103,7 +102,7 @@ def describe(change: Change, unlike: Sequence[Cause] = (), theirs: str = "the ba
 
 
 def beside(step: Change, unlike: Sequence[Cause]) -> str:
-    """What is to be said of the time of a step where something else is red."""
+    """The step time of a row that is red for another metric."""
     if step.outcome in ("noisy", "environment"):
         return describe(step, unlike)
     if step.outcome == "improvement":
@@ -130,12 +129,13 @@ def mebibytes(size_bytes: float) -> str:
 
 
 def exactly(value: float) -> str:
-    """A count, in full: a difference that counts must also be seen."""
+    """A count with all its digits, because a difference of one must be visible."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"
 
 
 def movement(change: Change, *, full: bool = False) -> str:
-    """For example ``8.3% worse (sees ≥ 1.3%)``, ``full`` with the interval; what is judged exactly sees everything."""
+    """For example ``8.3% worse (sees ≥ 1.3%)``. ``full`` adds the interval. An exact metric sees every change, so it
+    shows no smallest one."""
     if change.outcome == "not judged":
         return change.why
     if isinstance(METRICS[change.metric].gate, Counted) and change.change:
@@ -163,7 +163,7 @@ def least(sees: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """One decimal, or what shows that a fraction is not 0."""
+    """One decimal, or as many as show that a fraction is not 0."""
     if round(fraction, 3) or not fraction:
         return f"{fraction:.1%}"
     return f"{fraction:.2%}" if round(fraction, 4) else "under 0.01%"
@@ -190,14 +190,14 @@ def far_apart(night: Change, *, enough: int | None, host: bool) -> str:
 
 
 def disturbance(record: Record) -> str:
-    """What the launches ran under that is not normal, whatever a baseline says; empty where there is nothing."""
+    """The conditions of the launches that are abnormal without any baseline; empty if there are none."""
     found = attribution.unlike(attribution.typical(record.launches), {}, places=attribution.places(record))
     return ", ".join(cause.what for cause in found)
 
 
 def eased(record: Record, baseline: Record) -> str:
-    """What the baseline ran under that was worse than what ``record`` did, so that slower code may hide behind it;
-    empty where there is nothing."""
+    """The conditions of the baseline that were worse than those of ``record``, so that slower code may hide behind
+    them; empty if there are none."""
     now, before = attribution.typical(record.launches), attribution.typical(baseline.launches)
     if not now:
         return ""

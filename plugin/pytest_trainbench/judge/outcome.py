@@ -1,4 +1,4 @@
-"""How a row ends: an outcome for each metric, and one for the row."""
+"""The outcome of each metric, and the outcome of the row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTCOMES: dict[str, str] = {
     "timeout": "fails",
     "crash": "fails",
 }
-"""How each outcome ends its test. Where ``CI`` is set, what was compared with nothing fails as well."""
+"""How each outcome ends its test. Where ``CI`` is set, a row without a comparison fails as well."""
 
 
 SILENT = ("skipped", "saved", "calibrated", "oom")
@@ -36,15 +36,19 @@ CONCLUSIVE = ("ok", "regression", "environment", "improvement")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One metric against its baseline.
+    """The comparison of one metric with its baseline.
 
-    ``change`` is a fraction of the baseline, positive meaning better, and ``interval`` holds the true one with 95 %
-    confidence; ``None`` for what is not judged by its noise. ``sees`` is the smallest change, as a fraction, that would
-    have been found at least eight times in ten. ``outcome``: ok, regression, environment, improvement, noisy,
-    incomparable, or not judged. ``why`` says why it is not judged, why nothing can be seen, or whether the environment
-    alone is to blame.
-    ``doubtful``: it may be a regression yet, if there were more launches. ``tolerance``: what it must be able to see.
-    ``odd``: figures of those of the ``launches`` that differ from most, where the figure is the same in every launch.
+    before, now: the figure of each side, in the metric's unit.
+    change: a fraction of ``before``. Positive is better.
+    sees: the smallest change, as a fraction of ``before``, that would have been found at least eight times in ten;
+    infinite if no change would have been found.
+    outcome: ok, regression, environment, improvement, noisy, incomparable or not judged.
+    interval: the 95 % confidence interval of ``change``; ``None`` if the metric is not judged by its noise.
+    doubtful: whether more launches may make it a regression.
+    tolerance: the change that the row must be able to see.
+    why: why it is not judged, why nothing can be seen, or whether the environment alone is to blame.
+    odd: figures of the launches that differ from most, if the metric is the same in every launch.
+    launches: the number of launches that ``odd`` is a part of.
     """
 
     metric: str
@@ -63,9 +67,14 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``reason`` is one sentence for every outcome but ok, and for an ok that left launches out; ``changes`` holds the
-    judged metrics; ``suspects`` what differs in the environment; ``causes`` what the launches ran under that was worse
-    than the baseline's; ``compared`` is false where a baseline was wanted and missing."""
+    """The verdict on a row.
+
+    reason: one sentence; ``None`` only for an ok row that left no launches out.
+    changes: the judged metrics.
+    suspects: what differs in the environment.
+    causes: the conditions of the launches that were worse than the baseline's.
+    compared: false if a baseline was wanted and is missing.
+    """
 
     outcome: str
     reason: str | None = None
@@ -105,6 +114,6 @@ class Verdict:
         return self.outcome == "regression" and step is not None and step.doubtful
 
     def fails(self, *, ci: bool, on_improvement: bool = False) -> bool:
-        """``ci``: what was compared with nothing fails too."""
+        """Whether the test fails. ``ci``: whether a row without a comparison fails too."""
         beaten = on_improvement and self.outcome == "improvement"
         return OUTCOMES[self.outcome] == "fails" or beaten or (ci and not self.compared)
