@@ -49,6 +49,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "validity",
         "aggregate",
         "noise",
+        "visits",
         "attribution",
         "outcome",
         "policy",

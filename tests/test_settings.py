@@ -18,6 +18,7 @@ ROOT = Path("/project")
 DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
+    add=False,
     missing=False,
     stale=False,
     calibrate=False,
@@ -51,6 +52,7 @@ DEFAULTS = Settings(
 GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
+    "add": ("true", True),
     "missing": ("true", True),
     "stale": ("true", True),
     "calibrate": ("true", True),
@@ -109,6 +111,12 @@ def test_against_refuses_options_that_contradict_it(given: dict[str, str], sente
         settings({"against": "main", **given})
 
 
+def test_add_needs_save_baseline() -> None:
+    with pytest.raises(ValueError, match=r"^--add adds launches to stored baselines: use it with --save-baseline$"):
+        settings({"add": "true"})
+    assert settings({"add": "true", "save_baseline": "true"}).add
+
+
 def test_missing_and_stale_exclude_each_other() -> None:
     sentence = "--missing runs cases without a baseline, and --stale runs cases with one: leave one out"
     with pytest.raises(ValueError, match=f"^{sentence}$"):
@@ -137,7 +145,12 @@ def test_every_option_is_on_a_page() -> None:
 def test_every_option_can_be_given_in_three_places(name: str) -> None:
     text, value = GIVEN[name]
     variable = f"TRAINBENCH_{name.upper()}"
-    for found in (settings({name: text}), settings(environment={variable: text}), settings(ini={name: text})):
+    needed = {"save_baseline": "true"} if name == "add" else {}
+    for found in (
+        settings({name: text, **needed}),
+        settings(needed, environment={variable: text}),
+        settings(needed, ini={name: text}),
+    ):
         assert getattr(found, name) == value != getattr(DEFAULTS, name)
 
 

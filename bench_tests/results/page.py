@@ -51,7 +51,7 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], cod
     parts = [
         f"# Results: {family.upper()}",
         f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(names)}"
-        " under `baselines/`. Figures are the judged [middles](verdict.md#the-middle-of-the-launches) of launches."
+        " under `baselines/`. Figures are the judged [locations](statistics.md#location) of launches."
         f" Published figures are of other machines; they are shown and never used to judge. {TWO_MACHINES} marks a"
         " ratio of two rows from different machines, whose hosts may differ more than the rows do. *Every row* names"
         " the machine of each row, and says whether its host sets the pace.",

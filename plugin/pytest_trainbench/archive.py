@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.judge import attribution, drift
+from pytest_trainbench.judge.explain import disturbance
 from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.project.sources import overall
 from pytest_trainbench.report.drift import lines
@@ -61,9 +63,15 @@ class Archive:
     def keep(self, row: Row, record: Record) -> None:
         """Store a row immediately, so that the row survives if the run is killed later."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
-            (saved,) = baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+            old = row.baseline
+            (saved,) = baseline.merge(
+                self.settings.baseline_dir,
+                {record.case.id: record},
+                add=self.settings.add,
+                disturbed={record.case.id} if old is not None and disturbance(old) else set(),
+            )
             # What it replaced, with the figures that the table of this run shows.
-            self.saves.append(dataclasses.replace(saved, replaced=row.baseline))
+            self.saves.append(dataclasses.replace(saved, replaced=old))
         if self.settings.results is not None:
             self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
@@ -85,6 +93,11 @@ class Archive:
         runs, problems = history.read_runs(self.log.path.parent, since=since)
         earlier = [run for run in runs if run.path != self.log.path]
         return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
+
+    def green_nights(self, records: Sequence[Record]) -> dict[str, list[history.Entry]]:
+        """The latest green nights of these baselines' own code, by case id."""
+        earlier, _ = self.earlier
+        return history.green_nights(earlier, records)
 
     def turned(self, record: Record, now: Environment, *, outcome: str) -> Turned | None:
         """When this row turned red with this ``outcome``; ``None`` if the history does not show it. ``now``: the

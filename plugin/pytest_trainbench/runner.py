@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import count, cycle
 from pathlib import Path
@@ -26,6 +26,7 @@ from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import Policy, Priors
 from pytest_trainbench.judge.validity import LOSS_STEPS
 from pytest_trainbench.judge.verdict import enough_stored, foreseen, judge
+from pytest_trainbench.judge.visits import Visit
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources
@@ -154,6 +155,7 @@ class Runner:
         folder: Path,
         progress: Progress,
         cases: int = 1,
+        nights: Callable[[Sequence[Record]], Mapping[str, Sequence[Visit]]] = lambda baselines: {},
     ) -> None:
         self.settings = settings
         self.hardware = hardware
@@ -161,6 +163,7 @@ class Runner:
         self.before = before
         self.folder = folder
         self.progress = progress
+        self.nights = nights
         self.policy = Policy(
             error=settings.night_error / cases,
             first=settings.launches,
@@ -205,14 +208,16 @@ class Runner:
         row = self.measure(request, before=stored, saves=saves)
         record, verdict = row.record, row.verdict
         assert record is not None
-        refused = baseline.refusal(record, stored)
-        if saves and refused and record.outcome == "oom":
+        refused = baseline.refusal(record, stored, add=self.settings.add)
+        if saves and refused and record.outcome in baseline.KEPT_OUTCOMES:
             verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
         elif saves and not refused:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             reason = record.reason
-            if record.outcome == "ok":
+            if stored is not None and (beside := self._another_visit(stored, record, verdict)):
+                reason = beside
+            elif record.outcome == "ok":
                 reason = self._warning(record, request.gates) or None
             elif disturbed := disturbance(record):
                 reason = f"{reason}; stored all the same, though {disturbed}"
@@ -228,6 +233,18 @@ class Runner:
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if moved or not verdict.compared else "",
             stale="" if stored is None or saves else self._stale(stored, record, verdict),
+        )
+
+    def _another_visit(self, stored: Record, record: Record, verdict: Verdict) -> str:
+        """What to say of launches that differ from the stored ones of the same code, beside which they are stored."""
+        may_differ = baseline.OTHER_PLACE if self.settings.add else baseline.SAME_PLACE
+        if verdict.outcome not in ("regression", "improvement", "environment") or disturbance(stored):
+            return ""
+        if baseline.apart(stored, record, may_differ=may_differ):
+            return ""
+        return (
+            f"stored beside the launches of {stored.created[:10]}, which are of the same code and differ:"
+            f" {verdict.reason}; if one of these visits was disturbed, delete the file and save again"
         )
 
     def _called(self, label: str, case: Case) -> str:
@@ -356,7 +373,8 @@ class Runner:
     @cached_property
     def _learned(self) -> Callable[[str], Priors]:
         """By machine."""
-        return cache(partial(learn, self._baselines))
+        nights = self.nights(self._baselines)
+        return cache(lambda machine: learn(self._baselines, machine, nights))
 
     def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days

@@ -166,6 +166,7 @@ class Session:
                 folder=folder("trainbench"),
                 progress=self._shown,
                 cases=self.cases,
+                nights=self.archive.green_nights,
             )
         return self._runner
 

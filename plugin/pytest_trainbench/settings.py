@@ -119,6 +119,12 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "add": Option(
+        help="with --save-baseline, add the launches to each stored baseline as another visit or machine, and refuse to"
+        " replace one",
+        default=False,
+        parse=_switch,
+    ),
     "missing": Option(
         help="run only the cases that have no baseline; with --save-baseline, this continues a run that was cut off",
         default=False,
@@ -283,6 +289,7 @@ class Settings:
 
     hw: str
     save_baseline: bool
+    add: bool
     missing: bool
     stale: bool
     calibrate: bool
@@ -349,6 +356,8 @@ def read(
         values["launches"] = stored_launches if values["save_baseline"] else LAUNCHES
     if values["missing"] and values["stale"]:
         raise ValueError("--missing runs cases without a baseline, and --stale runs cases with one: leave one out")
+    if command_line.get("add") and not values["save_baseline"]:
+        raise ValueError("--add adds launches to stored baselines: use it with --save-baseline")
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from pytest_trainbench.judge.noise import Comparison, Prior, learned
+from pytest_trainbench.judge.noise import Comparison, learned
 from pytest_trainbench.judge.outcome import Change
-from pytest_trainbench.judge.policy import FRESH_LEAST, Policy
+from pytest_trainbench.judge.policy import FRESH_LEAST, Policy, Priors
+from pytest_trainbench.judge.visits import Visit, laws
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Metric, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 
@@ -19,30 +21,19 @@ probability: found at least eight times in ten."""
 HOPELESS = 0.01
 """A row gets no more launches where the chance that they make it a regression is below this."""
 
+UNSURE = 0.05
+"""Chance that the noise of a row is larger than ``sees`` takes it for."""
+
+FUTILE = 0.05
+"""A noisy row gets no more launches where the chance that they let it see its tolerance is below this."""
+
 BLIND = math.log(1000)
 """Larger changes are not told apart: a row that sees no less than a thousandfold sees nothing. (Two pairs of launches
 of which one in a million may err would see, by Student's t, no less than e to the thousandth power.)"""
 
-MACHINE_NOISE, HOST_NOISE = 0.005, 0.3
-"""Relative standard deviation of one machine among others of its kind, which no number of launches on it shows: added
-to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines. A step that the
-host sets the pace of took 42, 49, 61, 63, 78 and 93 ms on six of them (GPT-1.3B under FSDP2, four devices), while its
-kernels took 37 to 38 ms on all."""
-
-BETWEEN_VISITS = 0.7
-"""Standard deviation of a host between one visit and the next, as a multiple of what launches of one visit differ by:
-what a host is busy with stays for minutes. Fourteen rows that their host sets the pace of, compared with baselines of
-some minutes before on two machines with H200s where nothing had changed, were 0.4 and 1.0 of it apart."""
-
 UNSTEADY = "not the same in every launch"
 GENERATED = "torch.compile generated the step, and what it generates may differ between machines and runs"
 """Why a count is not judged."""
-
-
-def between_visit_sd(name: str, *records: Record) -> float:
-    """:data:`BETWEEN_VISITS` of a metric that the host of any of these sets the pace of; 0 for others. A device
-    computes as long whatever its host does."""
-    return BETWEEN_VISITS if METRICS[name].paced_by == "host" and any(map(host_bound, records)) else 0.0
 
 
 def is_compiled(record: Record) -> bool:
@@ -61,26 +52,35 @@ def chances_of(baseline: Record, policy: Policy) -> tuple[list[str], float]:
     return varying, policy.error_of(len(varying))
 
 
-def learn(baselines: Sequence[Record], machine: str = "") -> dict[tuple[str, bool], Prior]:
-    """What the baselines of one kind of hardware teach about the noise of rows on one ``machine``. A metric without
-    rows enough is left out.
+def learn(
+    baselines: Sequence[Record], machine: str = "", nights: Mapping[str, Sequence[Visit]] = MappingProxyType({})
+) -> Priors:
+    """What the baselines of one kind of hardware, and their green nights (by case id), teach about the noise of rows
+    on one ``machine``. A metric without enough rows is left out.
 
-    Host-bound rows are apart, and of these the machine's own go first: such noise is the host's. Those of six machines
-    with H200s differed by 0.2 to 10 % between launches (medians of their rows), other rows by 0.1 to 0.2 % on all.
-    Where there are too few of a sort, what more of them teach together.
+    Host-bound rows are a group of their own, and the machine's own host-bound rows come first, because their noise is
+    the host's. Host-bound rows of six machines with H200s differed by 0.2 to 10 % between launches (medians of their
+    rows), other rows by 0.1 to 0.2 % on all. If a group is too small, a larger one teaches instead.
     """
     bound = [one for one in baselines if host_bound(one)]
     others = [one for one in baselines if not host_bound(one)]
     own = [one for one in bound if machine and one.machine == machine]
     alike = {False: (others, baselines), True: (own, bound, baselines)}
-    found = {}
+    noise, visits = {}, {}
     for name, metric in METRICS.items():
         if isinstance(metric.gate, Statistical):
             for sort, sets in alike.items():
-                priors = (learned([one.values(name) for one in rows]) for rows in sets)
-                if prior := next(filter(None, priors), None):
-                    found[name, sort] = prior
-    return found
+                found = (learned([one.values(name) for row in rows for one in row.visits]) for rows in sets)
+                if prior := next(filter(None, found), None):
+                    noise[name, sort] = prior
+                rows = [(*one.visits, *nights.get(one.case.id, ())) for one in (bound if sort else others)]
+                visits.update({(name, sort, kind): law for kind, law in laws(rows, name).items()})
+    return Priors(noise=noise, visits=visits, nights=nights)
+
+
+def host_paced(name: str, *records: Record) -> bool:
+    """Whether the host of any of these records paces the metric."""
+    return METRICS[name].paced_by == "host" and any(map(host_bound, records))
 
 
 def varies(gate: Gate, before: Sequence[float]) -> bool:
@@ -110,22 +110,26 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
     red_at_last = max(floor, final.reach(error * policy.share(last)))
     green = red if policy.fail_on_improvement else max(floor, found.reach(error))
 
-    hurdles = [red_at_last + final.reach(1 - POWER)]
-    if launches < last:
-        hurdles.append(floor + found.reach(1 - POWER))
-    sees = math.expm1(max(hurdles)) if max(hurdles) < BLIND else math.inf
+    seen = _sees(found, final, floor=floor, error=error * policy.share(last))
+    sees = math.expm1(seen) if seen < BLIND else math.inf
 
     def doubtful(by: float) -> bool:
         return launches < last and by > floor and by + found.drift(last, HOPELESS) > red_at_last
 
+    def could_see() -> bool:
+        """Whether more launches may show that the noise is low enough to see the tolerance."""
+        best = found.quieter(FUTILE).after(last)
+        return math.expm1(min(BLIND, _sees(best, best, floor=floor, error=error * policy.share(last)))) <= tolerance
+
     if not worse <= red:  # so written, NaN is a regression
-        outcome, doubt = "regression", False
+        outcome, unsettled = "regression", False
     elif -worse > green:
-        outcome, doubt = "improvement", False
+        outcome, unsettled = "improvement", False
     else:
         outcome = "noisy" if sees > tolerance else "ok"
-        doubt = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
-    low, high = (math.expm1(found.change + way * min(BLIND, found.reach(0.025))) for way in (-1, 1))
+        unsettled = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
+        unsettled = unsettled or (outcome == "noisy" and launches < last and could_see())
+    low, high = (math.expm1(max(-BLIND, min(BLIND, end))) for end in found.interval())
     better = 1 if metric.higher_is_better else -1
     return Change(
         metric=name,
@@ -135,9 +139,25 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
         sees=_own(metric, sees),
         outcome=outcome,
         interval=(low, high) if metric.higher_is_better else (-high, -low),
-        doubtful=doubt,
+        doubtful=unsettled,
+        cold=math.expm1(found.cold),
         tolerance=_own(metric, tolerance),
     )
+
+
+def _sees(found: Comparison, final: Comparison, *, floor: float, error: float) -> float:
+    """Logarithm of the smallest slowdown that another night finds eight times in ten. ``found``: tonight, ``final``:
+    at the last look.
+
+    The launches of another night show the true noise, which may be larger than these launches show
+    (:data:`UNSURE`). They then raise the limit of that night.
+    """
+    fresh = min(1.0, (final.launches_now - 1) / final.noise_df) if final.noise_df else 0.0
+    margin = math.sqrt(1 + fresh * (found.worse(UNSURE) ** 2 - 1))
+    confirmed = max(floor, margin * final.reach(error)) + final.reach(1 - POWER)
+    if found.launches_now >= final.launches_now:
+        return confirmed
+    return max(confirmed, floor + found.reach(1 - POWER))
 
 
 def _own(metric: Metric, slower: float) -> float:

@@ -128,6 +128,12 @@ def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f} MiB"
 
 
+def cold_start(changes: Sequence[Change]) -> str:
+    """That the first pair of launches was left out; empty if it was not."""
+    step = next(change for change in changes if METRICS[change.metric].leads)
+    return f"the first pair was left out: a cold start, {percent(abs(step.cold))} from the others" if step.cold else ""
+
+
 def exactly(value: float) -> str:
     """A count with all its digits, because a difference of one must be visible."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

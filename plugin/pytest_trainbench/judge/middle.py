@@ -10,6 +10,7 @@ from pytest_trainbench.judge.compare import judged, learn, varies
 from pytest_trainbench.judge.noise import DEFAULT, compare
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import DEFAULT_POLICY, Priors
+from pytest_trainbench.judge.visits import grouped
 from pytest_trainbench.schema.metrics import METRICS, host_bound
 from pytest_trainbench.schema.record import Record
 
@@ -31,12 +32,18 @@ def stored_judged(records: Sequence[Record]) -> list[Record]:
     def figures(record: Record) -> dict[str, float]:
         known = {name: record.values(name) for name in judged(record)}
         return {
-            name: compare(values, values, prior=priors(record.machine).get((name, host_bound(record)), DEFAULT)).before
+            name: _location(record, name, priors(record.machine))
             for name, values in known.items()
             if varies(DEFAULT_POLICY.gate(name), values) and min(values) > 0
         }
 
     return [_judged(record, figures(record)) for record in records]
+
+
+def _location(record: Record, name: str, priors: Priors) -> float:
+    """Where a run on the baseline's machine finds the metric."""
+    stored = grouped(record.visits, name, record.machine)
+    return compare(stored, stored[-1], prior=priors.noise.get((name, host_bound(record)), DEFAULT)).before
 
 
 def _judged(record: Record, figures: Mapping[str, float]) -> Record:

@@ -47,6 +47,7 @@ class Change:
     doubtful: whether more launches may make it a regression.
     tolerance: the change that the row must be able to see.
     why: why it is not judged, why nothing can be seen, or whether the environment alone is to blame.
+    cold: how far the first pair of launches lay from the others, as a fraction, if it was left out; else 0.
     odd: figures of the launches that differ from most, if the metric is the same in every launch.
     launches: the number of launches that ``odd`` is a part of.
     """
@@ -61,6 +62,7 @@ class Change:
     doubtful: bool = False
     tolerance: float | None = None
     why: str = ""
+    cold: float = 0.0
     odd: tuple[float, ...] = ()
     launches: int = 0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_trainbench.judge.noise import Prior
+from pytest_trainbench.judge.visits import Visit
 from pytest_trainbench.schema.metrics import METRICS, Gate, Gates, Statistical
 
 ERROR_MOST = 0.005
@@ -21,8 +22,22 @@ rows."""
 EARLY = 0.1
 """Share of a metric's error budget for all looks before the last one together."""
 
-Priors = Mapping[tuple[str, bool], Prior]
-"""Noise by metric and by whether the row is host-bound."""
+
+@dataclass(frozen=True, kw_only=True)
+class Priors:
+    """What the project teaches before a row's launches are seen.
+
+    noise: noise of a launch by metric and by whether the row is host-bound. visits: what visits of one row differ by,
+    by metric, by whether the row is host-bound, and by the kind of comparison
+    (:func:`pytest_trainbench.judge.visits.between`). nights: green nights of the same code, by case id.
+    """
+
+    noise: Mapping[tuple[str, bool], Prior] = field(default_factory=dict)
+    visits: Mapping[tuple[str, bool, str], Prior] = field(default_factory=dict)
+    nights: Mapping[str, Sequence[Visit]] = field(default_factory=dict)
+
+
+NO_PRIORS = Priors()
 
 
 @dataclass(frozen=True, kw_only=True)

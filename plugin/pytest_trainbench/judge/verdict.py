@@ -10,27 +10,33 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pytest_trainbench.hardware import environment
 from pytest_trainbench.hardware.environment import fact
 from pytest_trainbench.judge import attribution
 from pytest_trainbench.judge.attribution import Cause
 from pytest_trainbench.judge.compare import (
-    HOST_NOISE,
-    MACHINE_NOISE,
-    between_visit_sd,
     chances_of,
     compare_constant,
     compare_with_zeros,
+    host_paced,
     is_compiled,
     judged,
     weigh,
 )
-from pytest_trainbench.judge.explain import NOT_THE_CODE, PERHAPS_THE_CODE, reason_for, slowdown, titles, went_missing
-from pytest_trainbench.judge.noise import DEFAULT, compare, expected, paired
+from pytest_trainbench.judge.explain import (
+    NOT_THE_CODE,
+    PERHAPS_THE_CODE,
+    cold_start,
+    reason_for,
+    slowdown,
+    titles,
+    went_missing,
+)
+from pytest_trainbench.judge.noise import DEFAULT, NO_SPREAD, Spread, compare, expected, paired
 from pytest_trainbench.judge.outcome import Change, Verdict
-from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, Policy, Priors
+from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, NO_PRIORS, Policy, Priors
+from pytest_trainbench.judge.visits import MACHINE, PRESUMED, VISIT, between, grouped, spread
 from pytest_trainbench.schema.metrics import LEADING, METRICS, Statistical, host_bound
 from pytest_trainbench.schema.record import Launch, Record
 
@@ -55,7 +61,7 @@ def judge(
     must_match: Sequence[environment.Difference] = (),
     suspects: Sequence[environment.Difference] = (),
     policy: Policy = DEFAULT_POLICY,
-    priors: Priors = MappingProxyType({}),
+    priors: Priors = NO_PRIORS,
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``. ``against`` names another side whose launches took turns with those
     of ``record``: that is the baseline then, and they are judged in pairs.
@@ -93,7 +99,7 @@ def judge(
     )
     return Verdict(
         outcome=outcome,
-        reason="; ".join(filter(None, (why, evidence.note))) or None,
+        reason="; ".join(filter(None, (why, evidence.note, cold_start(changes)))) or None,
         changes=changes,
         suspects=evidence.suspects,
         causes=evidence.causes,
@@ -177,7 +183,7 @@ class Evidence:
     @property
     def other_machine(self) -> bool:
         """Whether the baseline is another machine's, or may be."""
-        return self.unknown_machine or any(name == "machine" for name, _, _ in self.suspects)
+        return between(self.baseline.visits, self.record.machine) == MACHINE
 
     @property
     def unknown_machine(self) -> bool:
@@ -240,22 +246,38 @@ def _measured(name: str, evidence: Evidence) -> Change:
         return compare_constant(name, before, now, policy=policy, compiled=is_compiled(record))
     if not (all(before) and all(now)):
         return compare_with_zeros(name, before, now, policy=policy)
-    prior = evidence.priors.get((name, host_bound(baseline)), DEFAULT)
+    prior = evidence.priors.noise.get((name, host_bound(baseline)), DEFAULT)
     if evidence.against:
-        return weigh(name, paired(before, now, prior=prior), error=error, policy=policy)
-    apart = _machines_apart(name, evidence)
-    found = compare(before, now, prior=prior, apart=apart, lasting=between_visit_sd(name, baseline, record))
+        pairs = paired(before, now, prior=prior)
+        # A cold pair was a look all the same.
+        looks = dataclasses.replace(policy, left_out=policy.left_out + (pairs.cold != 0))
+        return weigh(name, pairs, error=error, policy=looks)
+    found = compare(
+        grouped(baseline.visits, name, record.machine), now, prior=prior, spread=_spread(name, evidence, prior.noise)
+    )
     # A launch that does not have the metric was a look all the same, or looks would never end.
     without = policy.left_out + len(record.launches) - len(now)
     return weigh(name, found, error=error, policy=dataclasses.replace(policy, left_out=without))
 
 
-def _machines_apart(name: str, evidence: Evidence) -> float:
-    """Relative standard deviation between two machines of one kind, where there are two."""
+def _spread(name: str, evidence: Evidence, noise: float) -> Spread:
+    """How far this visit may lie from the baseline's with nothing changed. ``noise``: of a launch of similar rows."""
+    record, baseline, priors = evidence.record, evidence.baseline, evidence.priors
     metric = METRICS[name]
-    if not evidence.other_machine or not isinstance(metric.gate, Statistical):
-        return 0.0
-    return HOST_NOISE if evidence.host_paced and metric.paced_by == "host" else MACHINE_NOISE
+    if not isinstance(metric.gate, Statistical):
+        return NO_SPREAD
+    kind = between(baseline.visits, record.machine)
+    by_host = host_paced(name, baseline, record) or (
+        kind == MACHINE and evidence.host_paced and metric.paced_by == "host"
+    )
+    known = grouped((*baseline.visits, *priors.nights.get(baseline.case.id, ())), name, _within(record, kind))
+    law = priors.visits.get((name, host_bound(baseline), kind))
+    return spread("host" if by_host else "device", kind, known, law, noise)
+
+
+def _within(record: Record, kind: str) -> str:
+    """The machine whose visits tell how far visits of one machine differ; empty if machines are compared."""
+    return record.machine if kind == VISIT else ""
 
 
 def _blamed(change: Change, evidence: Evidence) -> Change:
@@ -306,7 +328,7 @@ def _decided(changes: Sequence[Change]) -> str:
 
 
 def foreseen(
-    record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = MappingProxyType({})
+    record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = NO_PRIORS
 ) -> tuple[Change, ...]:
     """What a night of at least so many ``launches`` will have to say where nothing changes, of each metric that varies,
     if ``stored`` launches like those of ``record`` are its baseline: ``ok``, or ``noisy``."""
@@ -317,18 +339,15 @@ def foreseen(
     def seen(name: str) -> Change:
         if not all(values := record.values(name)):
             return compare_with_zeros(name, values, values, policy=night)
-        prior = priors.get((name, bound), DEFAULT)
-        found = expected(
-            record.values(name), stored=stored, launches=launches, prior=prior, lasting=between_visit_sd(name, record)
-        )
+        prior = priors.noise.get((name, bound), DEFAULT)
+        apart = PRESUMED["host" if host_paced(name, record) else "device", VISIT]
+        found = expected(record.values(name), stored=stored, launches=launches, prior=prior, spread=apart)
         return weigh(name, found, error=error, policy=night)
 
     return tuple(map(seen, chances))
 
 
-def enough_stored(
-    record: Record, *, launches: int, policy: Policy, priors: Priors = MappingProxyType({})
-) -> int | None:
+def enough_stored(record: Record, *, launches: int, policy: Policy, priors: Priors = NO_PRIORS) -> int | None:
     """The first of :data:`STORED_TRIED` with which a baseline of launches like those of ``record`` leaves no metric
     noisy in a night of ``launches``; ``None`` if more launches do not help."""
     return next(

@@ -290,7 +290,8 @@ def _replaced(save: Saved) -> str:
     before = save.replaced.figure(LEADING)
     assert before is not None
     how = "slower" if now > before else "faster"
-    return f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
+    moved = f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
+    return moved if save.visits == 1 else f"{moved}, same code: kept as visit {save.visits}"
 
 
 def _spell(change: Change) -> str:

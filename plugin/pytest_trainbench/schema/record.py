@@ -7,8 +7,9 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,26 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saving:
+    """The launches of a baseline that one run added.
+
+    launches:
+        Their number.
+    machine:
+        Id of the machine; empty if unknown.
+    created:
+        Time in UTC, as ISO 8601.
+    """
+
+    launches: int
+    machine: str
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """All launches of one case in one run, with everything that a later comparison needs.
+    """All launches of one case in one run, with everything that a later comparison needs. A baseline may hold the
+    launches of several runs.
 
     label:
         The row's short name in reports.
@@ -176,9 +195,13 @@ class Record:
     code:
         Digests of the project's files that the ranks imported, by path relative to the project's root
         (:mod:`pytest_trainbench.project.sources`). Empty in older files.
+    savings:
+        The runs of a baseline in the order of their launches, if there were several; empty if there was one.
     judged:
         Figures by which a verdict judged the launches, by metric (:mod:`pytest_trainbench.judge.middle`). Reports show
         them. They are never stored.
+
+    Raises ``ValueError`` without launches, and if ``savings`` do not add up to them.
     """
 
     case: Case
@@ -189,11 +212,17 @@ class Record:
     environment: dict[str, Any]
     plugin_version: str
     code: Mapping[str, str] = field(default_factory=dict)
+    savings: tuple[Saving, ...] = ()
     judged: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.launches:
             raise ValueError(f"a record of {self.label} needs at least one launch")
+        if self.savings and (sum(one.launches for one in self.savings), True) != (
+            len(self.launches),
+            all(one.launches > 0 for one in self.savings),
+        ):
+            raise ValueError(f"the savings of {self.label} do not add up to its {len(self.launches)} launches")
 
     @property
     def outcome(self) -> str:
@@ -208,6 +237,24 @@ class Record:
     def machine(self) -> str:
         """Id of the machine, from the environment; empty if unknown."""
         return str(self.environment.get("machine", ""))
+
+    @property
+    def visits(self) -> tuple[Record, ...]:
+        """The launches of each saving as a record of its own."""
+        if not self.savings:
+            return (self,)
+        launches = iter(self.launches)
+        return tuple(
+            replace(
+                self,
+                launches=tuple(islice(launches, one.launches)),
+                created=one.created,
+                environment={**self.environment, "machine": one.machine},
+                savings=(),
+                judged={},
+            )
+            for one in self.savings
+        )
 
     def values(self, metric: str) -> list[float]:
         """The metric's value in each launch that has one."""
@@ -235,6 +282,7 @@ class Record:
             "plugin_version": self.plugin_version,
             "environment": self.environment,
             "code": dict(self.code),
+            **({"savings": [asdict(one) for one in self.savings]} if self.savings else {}),
             "launches": [asdict(launch) for launch in self.launches],
         }
 
@@ -254,6 +302,7 @@ class Record:
             environment=data["environment"],
             plugin_version=data["plugin_version"],
             code=dict(data.get("code", {})),
+            savings=tuple(Saving(**one) for one in data.get("savings", ())),
         )
 
 

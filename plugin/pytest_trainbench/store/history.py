@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shlex
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -28,6 +28,10 @@ from pytest_trainbench.schema.record import Record
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it still reads the previous version."""
+
+
+UNCHANGED = ("ok", "noisy")
+"""Outcomes of a case in which no change was seen."""
 
 
 def default_folder() -> Path:
@@ -104,6 +108,22 @@ class Run:
         """The machine of a case, or of the whole run if the case has none of its own."""
         entry = self.entries.get(case_id)
         return (entry and entry.machine) or self.environment.machine
+
+
+NIGHTS_MOST = 30
+"""Green nights of a case that count at most, the latest ones."""
+
+
+def green_nights(runs: Sequence[Run], records: Sequence[Record]) -> dict[str, list[Entry]]:
+    """For each baseline the latest nights of its own code in which nothing changed, by case id. A baseline that does
+    not know its code has none."""
+    codes = {record.case.id: overall(record.code) for record in records if record.code}
+    found: dict[str, list[Entry]] = {}
+    for run in runs:
+        for id, entry in run.entries.items():
+            if entry.outcome in UNCHANGED and entry.code and entry.code == codes.get(id):
+                found.setdefault(id, []).append(replace(entry, machine=run.machine_of(id)))
+    return {id: entries[-NIGHTS_MOST:] for id, entries in found.items()}
 
 
 def own_code(before: str, now: str) -> list[Difference]:
