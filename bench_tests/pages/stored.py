@@ -12,6 +12,7 @@ from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
 from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.judge.explain import least
 from pytest_trainbench.judge.middle import stored_judged
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record, read_record
@@ -186,6 +187,33 @@ def unequal_kernels(found: Sequence[Record]) -> str:
     return table(lines)
 
 
+def expected_sight(found: Sequence[Record]) -> str:
+    """What a run of all stored rows sees on the baseline's machine, on another one, and with three known machines."""
+    from benchmarks.detection.sight import UNKNOWN, elsewhere
+
+    rows_ok = [one for one in found if one.outcome == "ok"]
+    lines = []
+    for where, machines, machine in (
+        ("the machine of its baseline", 1, None),
+        ("another machine; one is known", 1, UNKNOWN),
+        ("another machine; three are known, 0.25 % apart (synthetic)", 3, UNKNOWN),
+    ):
+        night = list(elsewhere(rows_ok, machines=machines, machine=machine))
+        for bound, sort in ((False, "device-bound"), (True, "host-bound")):
+            rows = [(outcome, sees) for is_bound, outcome, sees in night if is_bound == bound]
+            if rows:
+                able = sum(outcome != "noisy" for outcome, _ in rows)
+                lines.append(
+                    {
+                        "a row runs on": where,
+                        "rows": sort,
+                        "can judge their time": f"{able} of {len(rows)}",
+                        "median `sees`": least(median(sees for _, sees in rows)),
+                    }
+                )
+    return table(lines)
+
+
 def cells(lines: pd.DataFrame) -> list[dict[str, str]]:
     return [{str(name): str(cell) for name, cell in line.items()} for line in lines.to_dict("records")]
 
@@ -219,5 +247,6 @@ BLOCKS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "scaling-losses": scaling_losses,
     "products": products,
     "unequal-kernels": unequal_kernels,
+    "expected-sight": expected_sight,
 }
 """A block is a function of all stored records and its row here."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,19 +49,29 @@ def turns(launches: int) -> NDArray[np.bool_]:
     return np.arange(launches) % 4 % 3 > 0
 
 
-def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
-    """Judge the launches in pairs, without earlier knowledge of the noise, as without stored results."""
+def nights_in_pairs(
+    runs: Floats, *, slower: float | Floats = 0.0, error: float = METRIC_ERROR
+) -> list[tuple[Change, int]]:
+    """Judge the launches in pairs, without earlier knowledge of the noise, as without stored results: the last change
+    of each run, and its number of pairs. ``slower``: the slowdown of all runs, or of each."""
     launches = runs.shape[1] // 2 * 2
     now = turns(launches)
-    ms = 100 * np.exp(runs[:, :launches] + np.log1p(slower) * now)
+    ms = 100 * np.exp(runs[:, :launches] + np.log1p(np.broadcast_to(slower, len(runs)))[:, None] * now)
     policy = Policy(error=error, first=FIRST, last=launches // 2)
-    nights = [_night(*sides, policy) for sides in zip(ms[:, ~now].tolist(), ms[:, now].tolist(), strict=True)]
+    return [_night(*sides, policy) for sides in zip(ms[:, ~now].tolist(), ms[:, now].tolist(), strict=True)]
+
+
+def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
+    """The same, summed up."""
+    nights = nights_in_pairs(runs, slower=slower, error=error)
     return _calls([change for change, _ in nights], [2 * pairs for _, pairs in nights], slower)
 
 
 def _night(before: list[float], now: list[float], policy: Policy) -> tuple[Change, int]:
     for pairs in range(policy.first, policy.last + 1):
-        change = weigh("step_ms", paired(before[:pairs], now[:pairs]), error=policy.error, policy=policy)
+        found = paired(before[:pairs], now[:pairs])
+        looks = replace(policy, left_out=int(found.cold != 0))
+        change = weigh("step_ms", found, error=policy.error, policy=looks)
         if change.outcome == "regression" or not change.doubtful:
             break
     return change, pairs
