@@ -4,7 +4,7 @@ formats that the device supports."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,18 @@ from pytest_trainbench.schema.plan import Plan
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pytest_trainbench.report.chart import AnyChart
     from pytest_trainbench.schema.record import Record
 
 PROFILES = ("smoke", "seed")
 """``smoke`` runs the same code on tiny models and is meant for a CPU. ``seed`` is the configuration of the published
 figures."""
+
+PROFILE_SAYS = {
+    "smoke": "tiny models that show that the code runs, and no figures of real training",
+    "seed": "the models and sizes of the published figures",
+}
+"""What the header says about a profile."""
 
 GRIDS = ("headline", "full", "published")
 """``headline`` runs a part of each published grid, its largest rows included. ``full`` runs each whole grid.
@@ -78,6 +85,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(names, values, ids=str, indirect=indirect)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Say that a row which was asked for by its id may be outside the part of the grid that runs."""
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        grid = session.config.getoption("--grid")
+        missing = [said for said in map(str, error.args) if said.startswith("not found: ") and "[" in said]
+        if grid != "headline" or not missing:
+            raise
+        hint = "a row that only the whole published grid has needs --grid full"
+        raise pytest.UsageError(*error.args, hint) from None
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> str | None:
+    if config.option.collectonly or not any(map(is_case, items)):
+        return None
+    profile = _profile(config)
+    return f"bench_tests: profile {profile}, {PROFILE_SAYS[profile]}; --grid {config.getoption('--grid')}"
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     # DeepSpeed picks its accelerator at import. The ranks' fork server imports DeepSpeed before a rank knows its
     # device.
@@ -91,6 +119,12 @@ def pytest_trainbench_tables(records: Sequence[Record]) -> Mapping[str, pd.DataF
     from bench_tests.tables import tables
 
     return tables(records)
+
+
+def pytest_trainbench_charts(records: Sequence[Record]) -> Mapping[str, Sequence[AnyChart]]:
+    from bench_tests.charts import charts
+
+    return charts(records)
 
 
 @pytest.fixture
@@ -123,7 +157,7 @@ def precision(request: pytest.FixtureRequest, hardware: Hardware) -> str:
     """A number format for matrix products. Skips the test if the device does not support the format."""
     name: str = request.param
     if not hardware.has(name):
-        pytest.skip(f"{hardware.device_name} does not support {name} products")
+        pytest.skip(f"{hardware.device_name} has no hardware for {name} products")
     return name
 
 

@@ -108,4 +108,4 @@ def _skip_without(hardware: Hardware, dtype: str) -> None:
     A CPU may run fp8: it multiplies single fp8 matrices, slowly, although no model trains in fp8 there.
     """
     if not hardware.has(dtype) and (hardware.kind, dtype) != ("cpu", "fp8"):
-        pytest.skip(f"{hardware.device_name} does not support {dtype} products")
+        pytest.skip(f"{hardware.device_name} has no hardware for {dtype} products")

@@ -78,7 +78,7 @@ def test_scaling(
 ) -> None:
     """A step of many micro-batches trains like one unsharded process on the same global batch."""
     if not hardware.has("bf16"):
-        pytest.skip(f"{hardware.device_name} does not support bf16 products")
+        pytest.skip(f"{hardware.device_name} has no hardware for bf16 products")
     work = WORK[model]
     if scaling == "strong" and work.micro_batches % mesh.dp:
         pytest.skip(f"{work.micro_batches} micro-batches cannot be split equally over {mesh.dp} devices")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pytest_trainbench.session import SESSION
 
 ROOT = Path(__file__).parents[1]
 LIST = """
@@ -33,6 +37,32 @@ def test_k_selects_rows_by_name() -> None:
     )  # fmt: skip
     rows = [line.rpartition("[")[2] for line in done.stdout.splitlines() if "::" in line]
     assert rows == ["zero1-dp4]", "zero2-dp4]", "zero3-dp4]"]
+
+
+def test_a_row_outside_the_grid_names_the_option_that_has_it() -> None:
+    row = "bench_tests/test_layer_tflops.py::test_layer[gpt2-fwd_bwd-eager-b2-s512]"
+    command = [sys.executable, "-m", "pytest", row, "--collect-only", "-q", "--hw", "a100"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert "a row that only the whole published grid has needs --grid full" in done.stderr
+    full = subprocess.run(
+        [*command, "--grid", "full"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert row in full.stdout
+
+
+@pytest.mark.parametrize(("hardware", "profile"), [("cpu", "smoke"), (None, "seed")])
+def test_the_header_names_the_profile_and_what_it_is(hardware: str | None, profile: str) -> None:
+    header = runpy.run_path(str(ROOT / "conftest.py"))["pytest_report_collectionfinish"]
+    options = {"--profile": None if hardware else profile, "--grid": "headline"}
+    config = SimpleNamespace(
+        option=SimpleNamespace(collectonly=False),
+        getoption=options.__getitem__,
+        stash={SESSION: SimpleNamespace(hardware=SimpleNamespace(kind=hardware))},
+    )
+    said = header(config, [SimpleNamespace(fixturenames=["bench"])])
+    assert said.startswith(f"bench_tests: profile {profile}, ") and said.endswith("; --grid headline")
+    assert header(config, [SimpleNamespace(fixturenames=[])]) is None
 
 
 def test_grid_selects_how_many_published_shapes_are_listed() -> None:

@@ -14,7 +14,7 @@ from samples import case, failed, launch, record
 
 from pytest_trainbench import load_history
 from pytest_trainbench.hardware.environment import Environment
-from pytest_trainbench.store.history import Entry, Log, Run, read_run, read_runs
+from pytest_trainbench.store.history import Entry, Log, Run, launch_seconds, read_run, read_runs
 
 ENVIRONMENT = Environment(
     must_match={"device": "NVIDIA H200"}, suspects={"torch": "2.13.0", "commit": "a1b2c3"}, machine="0123abcd"
@@ -137,6 +137,16 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_
         f"{tonight.path.parent} cannot be written (Not a directory); --history DIR names another folder"
     )
     tonight.add(SECOND)
+
+
+def test_the_last_runs_say_how_long_a_launch_takes(tmp_path: Path) -> None:
+    for second, took_s in ((1, 9.0), (2, 6.0)):
+        run = log(tmp_path, datetime(2026, 10, 3, 2, 17, second, tzinfo=timezone.utc))
+        run.add(Entry.of(record(), outcome="ok", baseline="", fails=False, took_s=took_s))
+    run.add(SECOND)
+    (run.path.parent / "20261004T000000Z-broken.jsonl").write_text("{")
+    assert launch_seconds(run.path.parent) == {"sharding[zero2-dp2]": 2.0}, "an older version wrote no time"
+    assert launch_seconds(tmp_path / "gone") == {}
 
 
 def test_the_history_loads_as_a_table_of_launches(tmp_path: Path) -> None:

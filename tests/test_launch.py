@@ -317,6 +317,7 @@ def test_torchrun_runs_a_case_from_its_job_file(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "job" / "trace-1.json").exists()
+    assert re.fullmatch(r"step time: [\d.]+ ms \(median of \d+ steps of rank 0\)\n", done.stdout)
 
 
 def test_ranks_have_the_threads_that_the_environment_asks_for_and_so_has_the_command_by_hand(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_an_edited_baseline_is_refused_in_one_sentence(replayed: pytest.Pytester
 def test_the_report_flags_a_baseline_that_is_too_old(replayed: pytest.Pytester) -> None:
     edit(replayed, created="2020-01-02T03:04:05+00:00")
     replay(replayed, "--launches", "1").stdout.fnmatch_lines(
-        ["stale baseline: mine: it is more than 90 days old; --save-baseline stores a new one"]
+        ["renew the baseline of mine: it is more than 90 days old; --save-baseline stores a new one"]
     )
 
 
@@ -204,7 +204,7 @@ def test_ci_fails_if_no_case_could_be_measured(
     )
     result = replay(project)
     assert result.ret == code
-    result.stdout.fnmatch_lines(["skipped: mine: needs 8 devices, has 4"])
+    result.stdout.fnmatch_lines(["skipped: mine: needs 8 ranks, and this CPU gets 4: --devices 8 starts them"])
 
 
 @pytest.mark.parametrize(("ci", "share", "code"), [("true", "50%", 1), ("true", "100%", 0), ("", "50%", 0)])

@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
@@ -210,3 +211,12 @@ def test_the_package_declares_its_types_and_its_licence() -> None:
     assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["pytest_trainbench"]
     assert PYPROJECT["project"]["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_the_package_contains_its_files_that_are_no_modules() -> None:
+    """The web page has a template, a style and a script."""
+    package = ROOT / "plugin" / "pytest_trainbench"
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["pytest_trainbench"]
+    found = [path.relative_to(package) for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")]
+    assert len(found) >= 4
+    assert [str(path) for path in found if not any(fnmatch(str(path), pattern) for pattern in patterns)] == []

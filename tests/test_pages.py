@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples import MIB, case, launch, record
 
-from bench_tests.pages import pictures, reference, site, stored
+from bench_tests.charts import CHARTS
+from bench_tests.pages import example, pictures, reference, site, stored
 from bench_tests.pages.blocks import filled, names
 from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.schema.record import Record
@@ -168,6 +171,20 @@ def test_the_stored_flow_picture_matches_its_steps() -> None:
     assert (ROOT / "docs" / "flow.svg").read_text(encoding="utf-8") == pictures.flow(), (
         "it is stale: python -m bench_tests.pages"
     )
+
+
+def test_the_example_of_the_web_page_has_red_rows_and_the_pictures_of_the_suite() -> None:
+    """This holds for any stored figures of rows that are slowed down by more than they vary."""
+    html = example.example(example.records())
+    assert f"{len(example.SLOWER)} of" in html and html.count('<article class="card">') == len(example.SLOWER)
+    assert all(f"<summary>{title} (" in html for title in CHARTS)
+    assert site.foreign(html) == []
+
+
+def test_the_example_needs_exactly_one_file_name() -> None:
+    command = [sys.executable, "-m", "bench_tests.pages.example"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr.partition(":")[0]) == (1, "name one file")
 
 
 @pytest.mark.parametrize(

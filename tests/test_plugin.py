@@ -202,7 +202,9 @@ def test_a_skip_for_too_few_devices_states_both_numbers(project: pytest.Pytester
     )
     result = replay(project, "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["skipped: mine: needs 16 devices, has 4", "SKIPPED*needs 16 devices, has 4"])
+    result.stdout.fnmatch_lines(
+        ["skipped: mine: needs 16 ranks, and this CPU gets 4: --devices 16 starts them", "SKIPPED*needs 16 ranks*"]
+    )
 
 
 def test_the_report_shows_every_skipped_case_and_no_plain_test(project: pytest.Pytester) -> None:
@@ -274,6 +276,34 @@ def test_the_report_shows_cases_that_fail_before_their_measurement(project: pyte
         "crash: by_itself: TypeError: bench.&lt;locals&gt;.run() missing 1 required keyword-only argument: 'mesh'",
         "invalid: by_its_mesh: the mesh marker takes degrees by name: @pytest.mark.mesh(dp=2, tp=2)",
     ]
+
+
+def test_a_case_that_never_calls_bench_is_in_the_report(project: pytest.Pytester) -> None:
+    """Its test passes, and without a row nobody would see that it measured nothing."""
+    project.makepyfile(test_it="def test_forgotten(bench, mesh): ...")
+    result = replay(project)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*trainbench: 1 skipped*",
+            "skipped: forgotten: the test passed without a call of bench, so nothing was measured",
+        ]
+    )
+
+
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test"])
+def test_a_list_of_fixtures_starts_nothing_and_reports_no_cut_off_run(project: pytest.Pytester, option: str) -> None:
+    result = replay(project, option)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*Measure one training step and compare it with its baseline.*"])
+    result.stdout.no_fnmatch_line("*trainbench: *cut off*")
+
+
+def test_the_header_says_how_long_the_run_takes_once_the_history_knows(project: pytest.Pytester) -> None:
+    first = replay(project, "--launches", "2", "--history", "kept")
+    first.stdout.no_fnmatch_line("*this run takes*")
+    second = replay(project, "--launches", "2", "--history", "kept")
+    second.stdout.fnmatch_lines(["trainbench: this run takes about 0 s, by the last runs of these rows; *"])
 
 
 @pytest.mark.parametrize("mark", ['"dp2"', "", "dpp=2"])

@@ -18,7 +18,7 @@ from pytest_trainbench.judge.outcome import Change, Verdict
 from pytest_trainbench.judge.policy import Policy
 from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.report import markdown, terminal
-from pytest_trainbench.report.rows import Row, table
+from pytest_trainbench.report.rows import Row, ms, table
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.store.baseline import Saved
 
@@ -107,6 +107,15 @@ def test_on_a_cpu_the_table_shows_process_memory_and_small_figures() -> None:
         """)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"), [(0.0123, "0.0123"), (0.5, "0.500"), (0.0, "0.00"), (9.876, "9.88"), (1234.5, "1,234.50")]
+)
+def test_milliseconds_below_one_keep_three_digits(value: float, said: str) -> None:
+    assert ms(value) == said
+    now = steps(*[value or 1.0] * 3)
+    assert table([row(now, None, label="a")])["step ms"] == [ms(value or 1.0)]
+
+
 def test_rows_of_one_case_each_show_their_own_launches() -> None:
     fast, slow = row(measured(50.0), None, label="first"), row(measured(70.0), None, label="second")
     assert fast.record is not None and slow.record is not None
@@ -153,8 +162,8 @@ def test_stale_baselines_are_grouped_by_reason() -> None:
     old = [dataclasses.replace(OK, label=label, stale="it is more than 90 days old") for label in ("a", "b")]
     beaten = dataclasses.replace(OK, label="c", stale="it is beaten")
     assert terminal.notes([*old, beaten]) == [
-        "stale baseline: a, b: it is more than 90 days old; --save-baseline stores a new one",
-        "stale baseline: c: it is beaten; --save-baseline stores a new one",
+        "renew the baseline of a, b: it is more than 90 days old; --save-baseline stores a new one",
+        "renew the baseline of c: it is beaten; --save-baseline stores a new one",
     ]
 
 

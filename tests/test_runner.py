@@ -494,6 +494,45 @@ def test_the_reason_names_the_side_that_failed(
     assert order == "AB", "the other side of a failure is still seen"
 
 
+BUILDER = case().builder.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        ("KeyError: 'zero4'", "new"),
+        ("ValueError: strategy 'zero4' is unknown", "new"),
+        ("TypeError: train_step() got an unexpected keyword argument 'strategy'", "new"),
+        (f"AttributeError: module '{BUILDER}' has no attribute 'train_step'", "new"),
+        (f"ModuleNotFoundError: No module named '{BUILDER}'", "new"),
+        (f"ModuleNotFoundError: No module named '{BUILDER.partition('.')[0]}'", "new"),
+        ("ModuleNotFoundError: No module named 'never_added'", "crash"),
+        ("RuntimeError: NCCL error", "crash"),
+    ],
+)
+def test_a_case_that_the_other_commit_does_not_have_is_new_and_passes(
+    message: str, outcome: str, tmp_path: Path, machine: Machine
+) -> None:
+    reason = f"rank 0 failed while building the step: {message}"
+    found, _ = compared(tmp_path, machine, 100.0, before=(), ended=LaunchResult(outcome="crash", reason=reason))
+    assert found.verdict.outcome == outcome
+    assert found.verdict.fails(ci=True) is (outcome == "crash")
+    if outcome == "new":
+        assert found.verdict.reason == (
+            f"main (0123456789ab) does not have this case, so it is compared with nothing: {reason}"
+        )
+        assert found.baseline is None and found.record is not None
+
+
+def test_a_case_that_another_environment_cannot_build_is_a_crash(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Elsewhere, "root", tmp_path)
+    refused = LaunchResult(outcome="crash", reason="rank 0 failed while building the step: KeyError: 'zero4'")
+    found, _ = compared(tmp_path, machine, 100.0, before=(), ended=refused)
+    assert found.verdict.outcome == "crash"
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "ends", "reason", "expected"),
     [
@@ -794,7 +833,7 @@ def test_all_reports_show_the_figure_that_is_judged(tmp_path: Path, machine: Mac
     change = found.verdict.change("step_ms")
     assert change is not None and abs(change.now - 91.0) > 1, "not the median"
     archive = Archive(of.settings)
-    archive.keep(found, found.record)
+    archive.keep(found, found.record, took_s=1.0)
     shown = rows.table([found])
     said = terminal.saved(archive.saves, wanted=5)
     assert f": {change.before:,.2f} → {shown['step ms'][0]} ms a step ({-change.change:.1%} slower) → " in said

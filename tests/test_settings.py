@@ -44,6 +44,7 @@ DEFAULTS = Settings(
     price=None,
     task_samples=None,
     report_md=None,
+    report_html=None,
     preload="",
     project="",
     ci=False,
@@ -77,6 +78,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "price": ("2.5USD", Price(amount=2.5, currency="USD", per="hour", date=None, source="--price")),
     "task_samples": ("2048", 2048),
     "report_md": ("/report.md", Path("/report.md")),
+    "report_html": ("/report.html", Path("/report.html")),
 }
 """For each option, a text and its parsed value."""
 
@@ -192,7 +194,7 @@ def test_other_paths_are_relative_to_where_they_were_given_too() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md"])
+@pytest.mark.parametrize("name", ["baseline_dir", "results", "history", "report_md", "report_html"])
 def test_a_leading_tilde_is_the_users_home_in_every_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     variable = f"TRAINBENCH_{name.upper()}"
@@ -221,11 +223,12 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         ("devices", "0", COUNT),
         ("stale_days", "0", COUNT),
         *(("confirm", text, WHOLE) for text in ("-1", "some", "1.5", "٣")),
-        *(("night_error", text, FRACTION) for text in ("0", "1", "30", "1/0", "nan", "often")),
+        *(("night_error", text, FRACTION) for text in ("0", "-1", "1/0", "nan", "often")),
         *(("floor", text, FRACTION) for text in ("0%", "100%", "-1%", "%", "inf")),
         *(("unjudged_share", text, FRACTION) for text in ("0", "2", "most")),
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
+        ("floor", "5", f"{FRACTION}; for 5 percent type 5%"),
         *(("memory_cap", text, MEMORY) for text in ("0GB", "-1", "GB", "32GiB", "inf", "nan", "much")),
         *(
             ("price", text, "it must be an amount above 0 with a currency, per device and hour, for example 2.5USD")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from own_project import STEP, pytest_run, stored
+from own_project import STEP, TEST, pytest_run, stored
 from repositories import git
 from test_launch import HERE, QUICK
 
@@ -89,6 +89,17 @@ def test_a_commit_equals_itself_and_untracked_modules_are_missing(commits: pytes
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         ["crash: mine: nothing to compare with: HEAD (*): rank * ModuleNotFoundError: No module named 'unknown'"]
+    )
+
+
+def test_a_case_that_the_commit_does_not_have_is_new_and_passes(commits: pytest.Pytester) -> None:
+    added = "\n\ndef new_step(mesh, *, width):\n    return my_step(mesh, width=width)\n"
+    test = TEST.replace("import my_step", "import new_step").replace("bench(my_step", "bench(new_step")
+    commits.makepyfile(my_steps=STEP.format(slow="") + added, test_it=test)
+    result = pytest_run(commits, "--against=HEAD", "--launches", "2")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["*trainbench: 1 new*", "new: mine: HEAD (*) does not have this case, *: AttributeError: *'new_step'"]
     )
 
 

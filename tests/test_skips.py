@@ -10,10 +10,10 @@ ROOT = Path(__file__).parent.parent
 
 
 ROWS = {
-    "test_mixed_precision.py::test_mixed_precision_compiled[tf32-dp1]": "does not support tf32 products",
-    "test_mixed_precision.py::test_mixed_precision[fp8-dp2]": "does not support fp8 products",
+    "test_mixed_precision.py::test_mixed_precision_compiled[tf32-dp1]": "has no hardware for tf32 products",
+    "test_mixed_precision.py::test_mixed_precision[fp8-dp2]": "has no hardware for fp8 products",
     "test_ddp_scaling.py::test_ddp_scaling[resnet18-ddp-default-saturating-dp1]": "need a device with 48 GB",
-    "test_parallel_3d.py::test_parallel_3d[torch-1f1b-tp4-pp4]": "needs 16 devices, has 4",
+    "test_parallel_3d.py::test_parallel_3d[torch-1f1b-tp4-pp4]": "needs 16 ranks, and this CPU gets 4",
 }
 
 

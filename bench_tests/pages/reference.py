@@ -17,6 +17,7 @@ from bench_tests.tolerances import SAME_FORMATS, TOLERANCES
 from pytest_trainbench import plugin
 from pytest_trainbench.hardware.catalog import TABLE
 from pytest_trainbench.judge.outcome import OUTCOMES
+from pytest_trainbench.report.exchange import FORMATS
 from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical
 from pytest_trainbench.settings import ONLY_INI, OPTIONS, Option, flag
 
@@ -28,6 +29,7 @@ WHEN = {
     "saved": "`--save-baseline` stored the row.",
     "calibrated": "`--calibrate` tried what the row can detect.",
     "improvement": "The row is better than its baseline. Save a new baseline. It fails with `--fail-on-improvement`.",
+    "new": "The commit of `--against` does not have this case, so there is nothing to compare with.",
     "no-baseline": "There is nothing to compare with. It fails where `CI` is set.",
     "noisy": "The row would have missed a change of its tolerance, so its result is not `ok`.",
     "oom": "The step ran out of device or host memory, and so did its baseline. It fails where `CI` is set and there"
@@ -59,6 +61,7 @@ def blocks() -> dict[str, str]:
         "metrics": metrics(),
         "hardware": hardware(),
         "tolerances": tolerances(),
+        "formats": formats(),
     }
 
 
@@ -170,6 +173,10 @@ def tolerances() -> str:
         }
         for name, one in rows.items()
     )
+
+
+def formats() -> str:
+    return table({"format": f"`{name}`", "for": f"[{one.reader}]({one.source})"} for name, one in FORMATS.items())
 
 
 def docstring(thing: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,17 @@ def on_files(files: Files, *, config: Any) -> Files:
     for name, target in BESIDE.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, target, content=linked(text)))
+    files.append(File.generated(config, "example.html", content=_example()))
     return files
+
+
+def _example() -> str:
+    """The web page of a run, of the stored baselines."""
+    # mkdocs does not add the root to the import path.
+    sys.path[:0] = [str(ROOT), str(ROOT / "plugin")]
+    from bench_tests.pages.example import example, records
+
+    return example(records())
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

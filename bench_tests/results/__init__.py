@@ -1,1 +1,1 @@
-"""Pages made from the stored baselines: the results page and its plots."""
+"""Pages made from the stored baselines."""

@@ -56,8 +56,8 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
     of the same format among ``records``; a mark says that another machine ran the product. Either is empty if the peak
     or the product is missing. Layers of the published size also show the published figures of other devices.
     """
-    products = _best(records, "matrix_product", "precision")
-    best = _best(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
+    products = best_of(records, "matrix_product", "precision")
+    best = best_of(records, "layer_pass", "layer", "direction", "mode", "precision", "counting", "hidden")
     return shown(
         {
             "layer": LAYERS[layer].title,
@@ -66,7 +66,7 @@ def layers(records: Sequence[Record]) -> pd.DataFrame | None:
             "format": precision,
             "batch × sequence × hidden": f"{one.params['batch']} × {one.params['sequence']} × {hidden}",
             "TFLOPS": tflops(one.tflops),
-            "of peak": _part(one.tflops, _peak(hardware, precision)),
+            "of peak": _part(one.tflops, peak_of(hardware, precision)),
             "of product": _beside(one, products.get((hardware, precision))),
             **_published(LAYER_TFLOPS[layer, direction] if hidden == HIDDEN else None),
         }
@@ -81,8 +81,8 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
     of accelerators also show the published figures of other devices, in the line's unit.
     """
     lines = []
-    for (hardware, precision), one in _best(records, "matrix_product", "precision").items():
-        peak = _peak(hardware, precision)
+    for (hardware, precision), one in best_of(records, "matrix_product", "precision").items():
+        peak = peak_of(hardware, precision)
         lines.append(
             {
                 "product": "matrix",
@@ -98,7 +98,7 @@ def products(records: Sequence[Record]) -> pd.DataFrame | None:
             most = {"product": "matrix, in theory", "format": precision, "TFLOPS": tflops(peak)}
             lines.append({**most, **_published(THEORETICAL_TFLOPS.get(precision))})
     bandwidths: dict[str, float] = {}
-    for (hardware, precision), one in _best(records, "vector_product", "precision").items():
+    for (hardware, precision), one in best_of(records, "vector_product", "precision").items():
         bandwidth = _bandwidth_gb_per_s(hardware)
         lines.append(
             {
@@ -124,7 +124,7 @@ def _known(hardware: str) -> bool:
     return not hardware.startswith("cpu-")
 
 
-def _best(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
+def best_of(records: Iterable[Record], builder: str, *names: str) -> dict[tuple[Any, ...], Best]:
     """The best record for each hardware and combination of the parameters ``names``, in :data:`ORDER`.
 
     Records that did not end well, or of a device with a memory cap, are left out.
@@ -150,7 +150,7 @@ def _bandwidth_gb_per_s(hardware: str) -> float | None:
     return TABLE[hardware].bandwidth_gb_s if hardware in TABLE else None
 
 
-def _peak(hardware: str, precision: str) -> float | None:
+def peak_of(hardware: str, precision: str) -> float | None:
     return TABLE[hardware].peak_tflops.get(precision) if hardware in TABLE else None
 
 

@@ -62,7 +62,7 @@ def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
     with the fewest devices that the series fits on, or with one whole node for a row on several nodes.
     """
     lines = []
-    for series in _series(records):
+    for series in all_series(records):
         for record in series.records:
             devices = record.case.mesh.world_size
             lines.append(
@@ -96,7 +96,7 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
     same model converged. A series that fits on no number of devices has no line.
     """
     lines = []
-    for series in _series(records):
+    for series in all_series(records):
         losses = [record.launches[0].losses for record in went_well(series.records)]
         if not losses:
             continue
@@ -150,7 +150,7 @@ def curves(records: Sequence[Record]) -> pd.DataFrame:
     columns = ("model", "scaling", "devices", "samples", "loss")
     seen = [
         (series.model, series.scaling, record.case.mesh.world_size, step * _global_batch(record), loss)
-        for series in _series(went_well(records))
+        for series in all_series(went_well(records))
         if series.of_same_samples
         for record in series.records
         for step, loss in enumerate(record.launches[0].losses)
@@ -169,7 +169,7 @@ def loss_of_frequencies(vocabulary: int) -> float:
     return entropy + math.log(2)
 
 
-def _series(records: Sequence[Record]) -> list[Series]:
+def all_series(records: Sequence[Record]) -> list[Series]:
     """Weak: the work of a device is constant, and the learning rate follows the global batch. Strong: the global batch
     is constant."""
     steps = [record for record in trained(records, strategies=("zero1",)) if "learning_rate" in record.case.params]

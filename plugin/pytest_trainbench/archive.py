@@ -29,16 +29,17 @@ def check_places(options: Settings, hardware: str) -> None:
 
     Raises ``ValueError`` if a path cannot be written. Without this check, a run would lose its measurements.
     """
-    places = {"results": options.results, "report_md": options.report_md}
+    reports = {"report_md": options.report_md, "report_html": options.report_html}
+    places = {"results": options.results, **reports}
     if options.save_baseline:
         places["baseline_dir"] = options.baseline_dir / hardware
     for name, path in places.items():
         if path is None:
             continue
         try:
-            folder = path.parent if name == "report_md" else path
+            folder = path.parent if name in reports else path
             folder.mkdir(parents=True, exist_ok=True)
-            if name == "report_md":
+            if name in reports:
                 path.open("a").close()
             else:
                 tempfile.TemporaryFile(dir=folder).close()
@@ -57,11 +58,14 @@ class Archive:
         self.settings = settings
         self.log: history.Log | None = None
         self.saves: list[baseline.Saved] = []
+        self.drifts: tuple[drift.Drift, ...] = ()
+        """The drifts that :attr:`trend` found."""
         self.gates: dict[str, Gates] = {}
         """The gates that the markers of each case set, by case id."""
 
-    def keep(self, row: Row, record: Record) -> None:
-        """Store a row immediately, so that the row survives if the run is killed later."""
+    def keep(self, row: Row, record: Record, *, took_s: float) -> None:
+        """Store a row immediately, so that the row survives if the run is killed later. ``took_s``: the seconds of the
+        row, all launches and their start included."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
             old = row.baseline
             (saved,) = baseline.merge(
@@ -82,7 +86,9 @@ class Archive:
             # A disturbed launch must not look like a drift.
             undisturbed = () if before is None else attribution.undisturbed(record, before)
             kept = dataclasses.replace(record, launches=undisturbed or record.launches)
-            self.log.add(history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails))
+            self.log.add(
+                history.Entry.of(kept, outcome=row.verdict.outcome, baseline=made, fails=row.fails, took_s=took_s)
+            )
 
     @cached_property
     def earlier(self) -> tuple[list[history.Run], list[str]]:
@@ -125,6 +131,7 @@ class Archive:
             floor=self.settings.floor,
             gates=self.gates,
         )
+        self.drifts = found.drifts
         for case_id in {one.id for one in found.drifts}:
             log.drifted(case_id)
         return [*(f"history: {problem}" for problem in problems), *lines(found, log.path.parent.parent)]

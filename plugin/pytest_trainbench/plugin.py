@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from pytest_trainbench.schema.metrics import METRICS, Gates, gates
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Record
 from pytest_trainbench.session import ONLY_ASKED, SESSION, Session
+from pytest_trainbench.store.baseline import from_here
 
-FILES = ("--results", "--report-md", "--junit-xml", "--junitxml")
+FILES = ("--results", "--report-md", "--report-html", "--junit-xml", "--junitxml")
 """Options with a value that a reported command leaves out. A path in a CI job may not exist on another machine."""
 
 STORING = ("--save-baseline", "--missing", "--stale")
@@ -46,6 +48,9 @@ UNSEEN = (
 )
 """Why a test fails that requests ``bench`` dynamically, after collection. The plugin has not resolved the hardware for
 the test by then, and the test has no share of the run's error budget."""
+
+NEVER_CALLED = "the test passed without a call of bench, so nothing was measured"
+"""Why a row is skipped whose test passed. Without it, the report would not name the test."""
 
 FAILED = pytest.fail.Exception
 
@@ -153,7 +158,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start to import the heavy libraries in the background, while pytest still prints."""
     ours = session.config.stash[SESSION]
     ours.cases = max(1, sum(map(is_case, session.items)))
-    nothing_starts = session.config.option.collectonly or _is_worker(session.config)
+    option = session.config.option
+    listed = option.collectonly or option.showfixtures or option.show_fixtures_per_test
+    nothing_starts = listed or _is_worker(session.config)
     if nothing_starts or not any(map(is_case, session.items)):
         return
     _ = ours.hardware, ours.other
@@ -176,7 +183,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     session = config.stash[SESSION]
     if not any(map(is_case, items)):
         return ["trainbench: none of these rows is stale (--stale)"] if session.spared else []
-    lines = [] if config.option.collectonly else [session.header(), session.hidden]
+    labels = [_label(item) for item in items if is_case(item)]
+    lines = [] if config.option.collectonly else [session.header(), session.hidden, session.length(labels)]
     if session.settings.against is None:
         with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
             lines.append(terminal.few_launches(session.baselines, wanted=settings.STORED_LAUNCHES))
@@ -213,7 +221,7 @@ def mesh(request: pytest.FixtureRequest) -> MeshShape:
     except (TypeError, ValueError) as error:
         raise FAILED(str(error), pytrace=False) from None
     if shape.world_size > session.available:
-        pytest.skip(f"needs {shape.world_size} devices, has {session.available}")
+        pytest.skip(_too_few(session, shape.world_size))
     try:
         shape.nodes(session.devices_a_node)
     except ValueError as error:
@@ -294,6 +302,7 @@ def bench(
             )
             # A second test of the same case with other gates is refused, so the first gates stay.
             session.archive.gates.setdefault(case.id, asked.gates)
+            began = time.monotonic()
             if session.settings.calibrate:
                 row = calibrate(runner, asked)
             else:
@@ -306,8 +315,12 @@ def bench(
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             since = session.archive.turned(record, runner.now.environment, outcome=row.verdict.outcome)
             row = dataclasses.replace(row, fails=True, turned=since)
+        if row.same_as == row.label and all(one.label != row.label for one in session.rows):
+            row = dataclasses.replace(row, same_as="")  # the test runs again
         if not row.same_as:
-            session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
+            session.archive.keep(
+                row, record, took_s=time.monotonic() - began
+            )  # first: the report must not show a row that could not be stored
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         request.node.user_properties.append(("trainbench_judged", row.verdict.judged))
@@ -333,6 +346,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     if is_case(item) and _is_worker(item.config):
         pytest.fail(ALONE, pytrace=False)
+    if is_case(item):
+        _forget(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -348,6 +363,13 @@ def pytest_runtest_makereport(
         return report
     if call.when == "teardown":
         item.config.stash[SESSION].unfinished.discard(item.nodeid)
+    if (
+        call.when == "call"
+        and report.passed
+        and not any(name == "trainbench_outcome" for name, _ in item.user_properties)
+    ):
+        verdict = Verdict(outcome="skipped", reason=NEVER_CALLED)
+        item.config.stash[SESSION].rows.append(Row(label=_label(item), verdict=verdict))
     if call.excinfo is None:
         return report
     if call.excinfo.errisinstance(pytest.skip.Exception):
@@ -387,12 +409,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         text = markdown.report(
             ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off, unjudged_most=ours.unjudged_most
         )
+        _write(ours, ours.settings.report_md, "a", text)
+    if ours.settings.report_html is not None:
         try:
-            ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
-            with ours.settings.report_md.open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:  # for example a full disk; the terminal still shows the report
-            ours.archive.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
+            text = ours.page()
+        except Exception as error:  # a suite's chart must not cost the report of a night
+            ours.archive.trend.append(f"report: the web page could not be made ({type(error).__name__}: {error})")
+        else:
+            if _write(ours, ours.settings.report_html, "w", text):
+                ours.archive.trend.append(f"page: {from_here(ours.settings.report_html)}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -426,6 +451,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(terminal.saved(ours.archive.saves, wanted=settings.STORED_LAUNCHES))
 
 
+def _write(ours: Session, path: Path, mode: str, text: str) -> bool:
+    """Whether the report is written. If not, the terminal says so, and still shows the report."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:  # for example a full disk
+        ours.archive.trend.append(f"report: {path} cannot be written ({error.strerror})")
+        return False
+    return True
+
+
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:
     """Add the row of a case that failed before it was measured to the report and to the JUnit properties."""
     row = Row(label=_label(item), verdict=Verdict(outcome=outcome, reason=reason), fails=True)
@@ -451,6 +488,22 @@ def _disowned(item: pytest.Item, reason: str) -> None:
         session.archive.log.disowned(row.record.case.id)
     said = {"trainbench_outcome": verdict.outcome, "trainbench_judged": verdict.judged}
     item.user_properties[:] = [(name, said.get(name, value)) for name, value in item.user_properties]
+
+
+def _too_few(session: Session, needed: int) -> str:
+    if session.hardware.kind == "cpu" and session.settings.nodes == 1:  # ranks share a CPU, so it may have more
+        return f"needs {needed} ranks, and this CPU gets {session.available}: --devices {needed} starts them"
+    return f"needs {needed} devices, has {session.available}"
+
+
+def _forget(item: pytest.Item) -> None:
+    """Take back the rows and the JUnit properties of the first attempt, if a plugin runs a test again."""
+    session = item.config.stash[SESSION]
+    session.rows_before.setdefault(item.nodeid, len(session.rows))
+    before = session.rows_before[item.nodeid]
+    session.rows[before:] = [row for row in session.rows[before:] if row.label != _label(item)]
+    kept = [(name, value) for name, value in item.user_properties if name not in ("trainbench_outcome", *METRICS)]
+    item.user_properties[:] = kept
 
 
 def _is_worker(config: pytest.Config) -> bool:

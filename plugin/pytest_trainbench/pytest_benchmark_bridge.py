@@ -7,7 +7,8 @@ measured, and its table, JSON, histogram and ``compare`` work with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -27,11 +28,16 @@ class ReplayedClock:
 
 CLOCK: pytest.StashKey[ReplayedClock] = pytest.StashKey()
 
+CASES: pytest.StashKey[set[str]] = pytest.StashKey()
+"""Node ids of the tests that are cases."""
+
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cases = config.stash[CASES] = set[str]()
     for item in items:
         if "bench" in getattr(item, "fixturenames", ()):
+            cases.add(item.nodeid)
             item.stash[CLOCK] = clock = ReplayedClock()
             # pytest-benchmark reads only the closest marker, so this marker keeps the options of the test's own one.
             theirs = item.get_closest_marker("benchmark") or pytest.mark.benchmark.mark
@@ -57,3 +63,18 @@ def _step_times(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[lis
             benchmark.pedantic(step, rounds=len(seconds), iterations=1)
 
     return feed
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Leave the cases out of pytest-benchmark's table, because the table of this plugin has them.
+
+    With any option of pytest-benchmark, its table shows them too. Its files always have them.
+    """
+    groups = yield
+    given = [*config.invocation_params.args, *config.getini("addopts"), os.environ.get("PYTEST_ADDOPTS", "")]
+    if any("--benchmark" in str(word) for word in given):
+        return groups
+    cases = config.stash.get(CASES, set())
+    kept = [(name, [one for one in group if one["fullname"] not in cases]) for name, group in groups]
+    return [(name, group) for name, group in kept if group]

@@ -32,7 +32,7 @@ from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
-from pytest_trainbench.schema.job import Job
+from pytest_trainbench.schema.job import BUILDING, Job
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import METRICS, Counted, Gates, host_bound
 from pytest_trainbench.schema.plan import Plan
@@ -279,6 +279,10 @@ class Runner:
             if failed is None and len(mine) < first:
                 continue
             record = self._record(self.now, case, label=label, launches=mine)
+            if now and now[0].outcome == "ok" and then and (missing := self._missing(case, then[1])):
+                before, verdict = None, Verdict(outcome="new", reason=missing)
+                _, ended = now
+                break
             if self.before is not None:
                 there = self._case_on(self.before, case)
                 before = self._record(self.before, there, label=label, launches=theirs)
@@ -293,6 +297,13 @@ class Runner:
         return Row(
             label=label, verdict=verdict, record=record, baseline=before, by_hand=ended.by_hand, detail=ended.detail
         )
+
+    def _missing(self, case: Case, there: LaunchResult) -> str:
+        """A sentence if the commit on the other side does not have ``case``, whose launch ended as ``there``; else
+        empty. Another environment has the same code, so a failure there is none of this kind."""
+        if self.before is None or self.before.root == self.now.root or not lacks(case, there.reason or ""):
+            return ""
+        return f"{self.before.name} does not have this case, so it is compared with nothing: {there.reason}"
 
     def _helps(self, record: Record, before: Record | None, gates: Gates) -> bool:
         """Whether one more launch of what is to be stored would let a night see what it should, or tell whether memory
@@ -498,6 +509,18 @@ class Runner:
             # It need not have been slow. Nor need it be the run that had no time: a collective hangs for half of it.
             return dataclasses.replace(ended, reason=f"{limit_s:.3g} s of {total} were left for it: {ended.reason}")
         return ended
+
+
+def lacks(case: Case, reason: str) -> bool:
+    """Whether a launch ended for this ``reason`` because the code there has no such case: no such builder, or a builder
+    that refuses the parameters. A missing import of another module is a broken commit."""
+    _, failed, message = reason.partition(f"failed while {BUILDING}: ")
+    kind, _, text = message.partition(": ")
+    if kind == "ModuleNotFoundError":
+        module = case.builder.partition(":")[0]
+        name = text.partition("'")[2].partition("'")[0]
+        return bool(name) and f"{module}.".startswith(f"{name}.")
+    return bool(failed) and kind in ("AttributeError", "KeyError", "TypeError", "ValueError")
 
 
 def _moved(record: Record, stored: Record | None) -> list[tuple[str, Any, Any]]:

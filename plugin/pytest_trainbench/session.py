@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +16,7 @@ import pytest
 
 from pytest_trainbench import progress, settings
 from pytest_trainbench.archive import Archive
+from pytest_trainbench.hardware.catalog import Price
 from pytest_trainbench.hardware.detect import find
 from pytest_trainbench.hardware.resolve import Hardware, HardwareNotFound, resolve, rows
 from pytest_trainbench.launch import checkout
@@ -65,7 +66,10 @@ class Session:
         self.settings = options
         self.asked = asked
         self.archive = Archive(options)
+        self.started = datetime.now(timezone.utc)
         self.rows: list[Row] = []
+        self.rows_before: dict[str, int] = {}
+        """Node id of a case -> the number of rows before it started."""
         self.hidden = ""
         self.cases = 1
         """How many collected tests are cases. They share the run's error budget."""
@@ -245,9 +249,43 @@ class Session:
             self.config.hook.pytest_trainbench_tables(records=measured(self.rows)),
             hardware=self.hardware,
             with_cost=self.settings.cost or self.settings.task_samples is not None,
-            price=self.settings.price,
+            price=self.price,
             task_samples=self.settings.task_samples,
         )
+
+    def page(self) -> str:
+        """The report as one HTML file."""
+        from pytest_trainbench.report import page, pictures
+
+        records = measured(self.rows)
+        facts = [record.environment for record in records]
+        drifts, earlier = (self.archive.drifts, self.archive.earlier[0]) if self.archive.log else ((), [])
+        charts = dict(pictures.of_run(records, price=self.price))
+        for made in self.config.hook.pytest_trainbench_charts(records=records):
+            charts |= made
+        return page.page(
+            self.rows,
+            page.Facts(
+                project=project_name(self.config.rootpath, self.settings.project),
+                device=header.devices(self.hardware, self.settings.nodes),
+                machine=next((str(one["machine"]) for one in facts if one.get("machine")), ""),
+                commit=next((str(one["suspects"]["commit"]) for one in facts if "commit" in one["suspects"]), ""),
+                started=self.started,
+                ended=datetime.now(timezone.utc),
+            ),
+            header=self.header(),
+            tables=self.tables,
+            charts=charts,
+            charts_of=lambda row: pictures.of_row(row, earlier, drifts),
+            trend=self.archive.trend,
+            cut_off=self.cut_off,
+        )
+
+    @property
+    def price(self) -> Price | None:
+        """The price of a device: that of ``--price``, else that of the hardware table."""
+        accelerator = self.hardware.accelerator
+        return self.settings.price or (accelerator.price if accelerator else None)
 
     def header(self) -> str:
         versions = {}
@@ -261,6 +299,17 @@ class Session:
             versions=versions,
             compared_with=self._compared_with(),
         )
+
+    def length(self, labels: Sequence[str]) -> str:
+        """How long the cases with these labels take, by the last runs of the history. Empty if they know less than half
+        of the cases."""
+        if self.settings.history is None:
+            return ""
+        project = project_name(self.config.rootpath, self.settings.project)
+        known = history.launch_seconds(self.settings.history / project / self.hardware.id)
+        found = [known[label] for label in labels if label in known]
+        launches = self.settings.launches * (1 if self.other is None else 2)
+        return header.length(found, cases=len(labels), launches=launches)
 
     def _compared_with(self) -> str:
         if self.other is not None:

@@ -39,7 +39,8 @@ def fraction(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not 0 < value < 1:
-        raise ValueError("it must be between 0 and 1, for example 1%, 0.01 or 1/100")
+        percent = f"; for {text} percent type {text}%" if 1 <= value < 100 and not text.endswith("%") else ""
+        raise ValueError(f"it must be between 0 and 1, for example 1%, 0.01 or 1/100{percent}")
     return value
 
 
@@ -273,6 +274,12 @@ OPTIONS: dict[str, Option] = {
         parse=_path,
         metavar="FILE",
     ),
+    "report_html": Option(
+        help="also write the report to this file as a web page with pictures; it opens offline",
+        default=None,
+        parse=_path,
+        metavar="FILE",
+    ),
 }
 
 
@@ -316,6 +323,7 @@ class Settings:
     price: Price | None
     task_samples: int | None
     report_md: Path | None
+    report_html: Path | None
     preload: str
     project: str
     """The project's name in the history, from the ini file; else empty."""

@@ -13,6 +13,7 @@ OUTCOMES: dict[str, str] = {
     "saved": "passes",
     "calibrated": "passes",
     "improvement": "passes",
+    "new": "passes",
     "no-baseline": "warns",
     "noisy": "warns",
     "oom": "passes",

@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -21,13 +22,25 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_trainbench.rank import imported_from, measure
 from pytest_trainbench.rank.imported_from import check_modules
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.schema.case import Case
-from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
+from pytest_trainbench.schema.job import (
+    BUILDING,
+    CODE,
+    FAILURE,
+    LEAVING,
+    PROGRESS,
+    STACKS,
+    STOPPED,
+    TRACE,
+    Failure,
+    Job,
+)
 from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
 
@@ -185,7 +198,7 @@ def _work(job: Job, rank: int, phases: Phases, *, restart_limit: Callable[[], No
         # without a message.
         _cap_memory(device, job.case.memory_cap_gb)
 
-    phases("building the step")
+    phases(BUILDING)
     step = build_step(job.case, mesh)
     if job.delay_ms:
         step = replace(step, run=slowed(step.run, job.delay_ms, device))
@@ -223,6 +236,8 @@ def _work(job: Job, rank: int, phases: Phases, *, restart_limit: Callable[[], No
     )
     _note_code(job, rank)
     _write(job.folder / TRACE.format(rank), trace.to_json())
+    if rank == 0 and trace.step_ms and multiprocessing.parent_process() is None:  # under torchrun, somebody reads it
+        print(f"step time: {median(trace.step_ms):.4g} ms (median of {len(trace.step_ms)} steps of rank 0)", flush=True)
     dist.barrier()
     with suppress(RuntimeError):  # under a memory cap, its thread may not start
         # This limit ends a rank that is run by hand; no agent does. It is in C, because a hanging rank may hold the
@@ -294,7 +309,6 @@ def _cap_memory(device: torch.device, cap_gb: float) -> None:
 
 def _die_with_parent() -> None:
     """End this rank when the agent's process ends for any reason."""
-    import multiprocessing
     from multiprocessing.connection import wait
 
     parent = multiprocessing.parent_process()

@@ -79,7 +79,7 @@ def table(records: Sequence[Record], *, price: Price | None, task_samples: int |
     import pandas as pd
 
     found = costs(records)
-    titles = _best(found)
+    titles = best(found)
     hourly = price if price is not None and price.per == "hour" else None
     lines = [
         {
@@ -144,7 +144,7 @@ def _task_columns(one: Cost, samples: int, price: Price | None) -> dict[str, str
     return {"task hours": _spell(one.hours(samples)), **money, "task kWh": _spell(one.kwh(samples))}
 
 
-def _best(found: Sequence[Cost]) -> list[list[str]]:
+def best(found: Sequence[Cost]) -> list[list[str]]:
     """The titles that each case wins among the cases that do the same work."""
     titles: list[list[str]] = [[] for _ in found]
     groups = defaultdict(list)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from pytest_trainbench.hardware.resolve import Hardware
@@ -14,9 +15,28 @@ def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[s
     unknown = "" if hardware.accelerator or hardware.kind == "cpu" else " (not in the hardware table: no MFU)"
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"{_devices(hardware, nodes)} [{hardware.id}]{unknown}, {libraries}; {compared_with};"
+        f"{devices(hardware, nodes)} [{hardware.id}]{unknown}, {libraries}; {compared_with};"
         f" launches of each case: {launches}"
     )
+
+
+def length(launch_s: Sequence[float], *, cases: int, launches: int) -> str:
+    """How long a run takes. ``launch_s``: the seconds of a launch of each known case. Empty if less than half of the
+    ``cases`` are known."""
+    if not launch_s or 2 * len(launch_s) < cases:
+        return ""
+    seconds = sum(launch_s) / len(launch_s) * cases * launches
+    time = duration(timedelta(seconds=seconds))
+    return f"this run takes about {time}, by the last runs of these rows; rows in doubt take longer"
+
+
+def duration(time: timedelta) -> str:
+    """``3 h 12 min``, ``4 min``, ``12 s``."""
+    seconds = round(time.total_seconds())
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def against(name: str) -> str:
@@ -32,7 +52,8 @@ def stored(count: int, folder: Path, *, guessed_root: Path | None) -> str:
     return text
 
 
-def _devices(hardware: Hardware, nodes: int) -> str:
+def devices(hardware: Hardware, nodes: int) -> str:
+    """The devices of a run in words, for example ``4 × NVIDIA H200``."""
     several = f"{nodes} nodes of " if nodes > 1 else ""
     if hardware.kind == "cpu":
         return f"{several}{hardware.device_name}, {hardware.count} cores"

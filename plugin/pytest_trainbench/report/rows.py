@@ -66,6 +66,11 @@ def mib(size_bytes: float) -> str:
     return f"{size_bytes / 2**20:,.0f}"
 
 
+def ms(value: float) -> str:
+    """Milliseconds with two decimals, or with three digits below 1 ms: ``1,234.50``, ``0.0123``."""
+    return f"{value:,.2f}" if value >= 1 else f"{value:#.3g}"
+
+
 def tflops(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -92,9 +97,9 @@ def _line(row: Row) -> dict[str, str]:
     return {
         "case": row.label,
         "samples/s": figure("samples_per_s", "{:,.2f}".format),
-        "step ms": figure("step_ms", "{:,.2f}".format),
-        "compute ms": figure("compute_ms", "{:,.2f}".format),
-        "host ms": figure("host_ms", "{:,.2f}".format),
+        "step ms": figure("step_ms", ms),
+        "compute ms": figure("compute_ms", ms),
+        "host ms": figure("host_ms", ms),
         "peak MiB": figure("peak_allocated_bytes", mib),
         "process MiB": figure("process_bytes", mib),
         "TFLOPS": figure("tflops_per_device", tflops),

@@ -31,15 +31,13 @@ def tables(
 ) -> dict[str, pd.DataFrame]:
     """Title -> table, without empty tables.
 
-    ``of_suite``: the tables of the suite's hooks. ``price``: the user's price of a device; ``None`` for the price in
-    the hardware table.
+    ``of_suite``: the tables of the suite's hooks. ``price``: of a device; ``None`` if it is not known.
     """
     records = measured(rows)
     found = {title: table for made in of_suite for title, table in made.items() if len(table)}
     if calibrations := [row.calibration for row in rows if row.calibration]:
         found[calibration.TITLE] = calibration.table(calibrations)
     if with_cost and cost.costs(records):
-        price = price or (hardware.accelerator.price if hardware.accelerator else None)
         title = cost.title(price=price, hardware=hardware.id, task_samples=task_samples)
         found[title] = cost.table(records, price=price, task_samples=task_samples)
         if len(changes := one_change.table(records)):

@@ -17,7 +17,7 @@ from pytest_trainbench.judge.outcome import OUTCOMES, SILENT, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
-from pytest_trainbench.report.rows import Row, mib, table
+from pytest_trainbench.report.rows import Row, mib, ms, table
 from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.metrics import LEADING, METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
@@ -73,7 +73,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.stale:
             stale.setdefault(row.stale, []).append(row.label)
-    said += [f"stale baseline: {', '.join(who)}: {why}; --save-baseline stores a new one" for why, who in stale.items()]
+    said += [
+        f"renew the baseline of {', '.join(who)}: {why}; --save-baseline stores a new one" for why, who in stale.items()
+    ]
     said += _of_other_code(rows)
     if disturbed := [row for row in rows if row.verdict.causes and not row.fails]:
         who = ", ".join(row.label for row in disturbed)
@@ -157,6 +159,14 @@ def too_blind(rows: Sequence[Row], most: float) -> bool:
 def failure(row: Row) -> str:
     """The report of a failed row: how much changed, compared with what, what else differs, and what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
+    lines += [f"  {name:<10}{text}" for name, text in facts_of(row)]
+    if row.detail:
+        lines += ["", textwrap.indent(row.detail, "    ")]
+    return "\n".join(lines)
+
+
+def facts_of(row: Row) -> list[tuple[str, str]]:
+    """Lines on a row, each with its name. A line without a name continues the one before it."""
     facts = _listed("judged", _judged(row.verdict.changes))
     if row.against:
         facts.append(("against", f"{row.against}, measured in turns with this side"))
@@ -181,10 +191,7 @@ def failure(row: Row) -> str:
         facts.append(("accept", "nothing to store: after the merge, runs are compared with the merged code"))
     if row.by_hand:
         facts.append(("by hand", row.by_hand))
-    lines += [f"  {name:<10}{text}" for name, text in facts]
-    if row.detail:
-        lines += ["", textwrap.indent(row.detail, "    ")]
-    return "\n".join(lines)
+    return facts
 
 
 def _conditions(row: Row) -> list[str]:
@@ -236,8 +243,9 @@ def _parts(before: Record, now: Record) -> list[str]:
         old, new = before.figure(name), now.figure(name)
         if old is None or new is None:
             continue
-        grown = f"{new - old:+,.2f}".replace("-", "−")
-        lines.append(f"{METRICS[name].title}: {old:,.2f} → {new:,.2f} ms ({grown})")
+        apart = abs(new - old)
+        grown = f"{'−' if new < old else '+'}{f'{apart:,.2f}' if max(old, new) >= 1 else ms(apart)}"
+        lines.append(f"{METRICS[name].title}: {ms(old)} → {ms(new)} ms ({grown})")
     return lines + _collectives(before, now)
 
 
@@ -279,18 +287,19 @@ def _replaced(save: Saved) -> str:
         old = save.replaced
         was = "new" if old is None else f"was {old.outcome}"
         if old is not None and old.outcome == "ok":
-            was = f"was {old.figure(LEADING):,.2f} ms a step"
+            figure = old.figure(LEADING)
+            was = "was ok" if figure is None else f"was {ms(figure)} ms a step"
         return f"{save.record.outcome}, {was}"
     now = save.record.figure(LEADING)
     assert now is not None
     if save.replaced is None:
-        return f"{now:,.2f} ms a step, new"
+        return f"{ms(now)} ms a step, new"
     if save.replaced.outcome != "ok":
-        return f"{now:,.2f} ms a step, was {save.replaced.outcome}"
+        return f"{ms(now)} ms a step, was {save.replaced.outcome}"
     before = save.replaced.figure(LEADING)
     assert before is not None
     how = "slower" if now > before else "faster"
-    moved = f"{before:,.2f} → {now:,.2f} ms a step ({abs(now / before - 1):.1%} {how})"
+    moved = f"{ms(before)} → {ms(now)} ms a step ({abs(now / before - 1):.1%} {how})"
     return moved if save.visits == 1 else f"{moved}, same code: kept as visit {save.visits}"
 
 

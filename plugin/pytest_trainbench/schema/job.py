@@ -20,6 +20,9 @@ of the project's files it imported."""
 
 TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
 
+BUILDING = "building the step"
+"""The phase in which a rank imports and calls the step builder."""
+
 LEAVING = "leaving"
 """The last phase. All ranks have written their traces, so a rank that fails now spoils no measurement."""
 

@@ -78,11 +78,18 @@ class MeshShape:
     @classmethod
     def of(cls, value: MeshShape | str | Mapping[str, int] | int) -> MeshShape:
         """A shape from a shape, from text (``"dp2-tp2"``), from a mapping (``{"dp": 2}``) or from a data-parallel
-        degree (``2``)."""
+        degree (``2``).
+
+        Raises ``ValueError`` for an unknown axis.
+        """
         if isinstance(value, MeshShape):
             return value
         if isinstance(value, str):
             return cls.parse(value)
         if isinstance(value, int):
             return cls(dp=value)
+        if unknown := [axis for axis in value if axis not in AXES]:
+            raise ValueError(
+                f"mesh axis {unknown[0]!r} is unknown: type axes such as mesh(dp=2, tp=2), of {', '.join(AXES)}"
+            )
         return cls(**value)

@@ -12,6 +12,7 @@ run. Each other line is one of these:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import uuid
@@ -56,6 +57,7 @@ class Entry:
     fails: whether the case's test failed. For some outcomes the options of the run decide this. ``None`` in older
     files.
     code: one digest of all the project's files that the case imported; empty if they are not known.
+    launch_s: seconds of one launch, its start included; ``None`` in older files.
     """
 
     id: str
@@ -66,9 +68,10 @@ class Entry:
     machine: str = ""
     fails: bool | None = None
     code: str = ""
+    launch_s: float | None = None
 
     @classmethod
-    def of(cls, record: Record, *, outcome: str, baseline: str, fails: bool) -> Entry:
+    def of(cls, record: Record, *, outcome: str, baseline: str, fails: bool, took_s: float | None = None) -> Entry:
         gated = [name for name, metric in METRICS.items() if metric.gate is not None]
         return cls(
             id=record.case.id,
@@ -78,6 +81,7 @@ class Entry:
             machine=record.machine,
             fails=fails,
             code=overall(record.code),
+            launch_s=None if took_s is None else round(took_s / len(record.launches), 2),
             launches=tuple(
                 {name: launch.metrics[name] for name in gated if name in launch.metrics} for launch in record.launches
             ),
@@ -220,6 +224,19 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path} cannot be read as a run: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a run: {error}") from error
+
+
+def launch_seconds(folder: Path, *, runs: int = 10) -> dict[str, float]:
+    """Label of a row -> seconds of one of its launches, from the last ``runs`` runs of a folder.
+
+    A file that cannot be read is passed over: :func:`read_runs` reports it.
+    """
+    found: dict[str, float] = {}
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: path.name)[-runs:]:
+        with contextlib.suppress(ValueError):
+            entries = read_run(path).entries.values()
+            found |= {entry.label: entry.launch_s for entry in entries if entry.launch_s is not None}
+    return found
 
 
 def read_runs(folder: Path, *, since: date = date.min) -> tuple[list[Run], list[str]]:
