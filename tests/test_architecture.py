@@ -42,6 +42,8 @@ LADDER: dict[str, tuple[str, ...]] = {
         "launcher",
         "checkout",
         "side_process",
+        "node_key",
+        "keyed_store",
         "cluster",
     ),
     "store": ("baseline", "history", "dataframe", "other_code"),
@@ -62,6 +64,7 @@ LADDER: dict[str, tuple[str, ...]] = {
     "": (
         "stale",
         "settings",
+        "schedulers",
         "nodes",
         "runner",
         "calibrate",

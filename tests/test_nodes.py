@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import socket
 import subprocess
@@ -33,19 +34,29 @@ from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.settings import read
 
 HERE = str(Path(__file__).parent)
+KEY = b"a key of the tests, long enough"
 PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
 
 
 class Session:
     """A lead node and one other node, with one rank each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host: str = "") -> None:
         self.folder = folder
         hardware = resolve("cpu", find("cpu"))
-        self.environment = capture(hardware, folder)
+        self.environment = capture(hardware, Path(HERE))
         """The environment of this node."""
-        path = [HERE, *(entry for entry in sys.path if entry)]
-        self.lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
+        self.lead = Leader(
+            nodes=2,
+            devices=1,
+            port=0,
+            hardware=hardware,
+            root=Path(HERE),
+            preload=PRELOAD,
+            path=[HERE],
+            secret=KEY,
+            host=host,
+        )
         self.log = folder / "node.log"
         self.other = other_node(self.lead.address, self.log)
         self.launches = 0
@@ -75,10 +86,17 @@ class Session:
 
 def other_node(address: str, log: Path, *options: str) -> subprocess.Popen[str]:
     host, _, port = address.rpartition(":")
-    command = [sys.executable, "-m", "pytest_trainbench.nodes", f"localhost:{port}", *options]
-    assert host
+    host = host if host.startswith("[") else "localhost"  # the name of this machine may have no address
+    command = [sys.executable, "-m", "pytest_trainbench.nodes", f"{host}:{port}", *options]
+    environ = {**os.environ, "TRAINBENCH_NODE_KEY": KEY.decode()}
     with log.open("w") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, text=True, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdout=out, stderr=out, text=True, stdin=subprocess.DEVNULL, env=environ)
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRAINBENCH_NODE_KEY", KEY.decode())
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -300,13 +318,13 @@ nodes._end("the session is over", code=3)
 
 
 def test_a_node_stopped_while_joining_can_join_again(tmp_path: Path) -> None:
-    lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
+    lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[], secret=KEY)
     port = int(lead.address.rpartition(":")[2])
-    stopped = cluster.NodeAgent("localhost", port, wait_s=30)
-    del stopped
-    again = cluster.NodeAgent("localhost", port, wait_s=30)
+    stopped = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
+    stopped._store._channel._connection.close()
+    again = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
     assert (again.join(), again.node) == ("", 1)
-    third = cluster.NodeAgent("localhost", port, wait_s=30)
+    third = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
     assert third.join() == "the session already has its 2 nodes"
     lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
     assert len(lead.names) == 2
@@ -314,7 +332,7 @@ def test_a_node_stopped_while_joining_can_join_again(tmp_path: Path) -> None:
 
 def test_lead_and_node_both_report_different_hardware(tmp_path: Path) -> None:
     hardware = dataclasses.replace(resolve("cpu", find("cpu")), id="cpu-another-96c")
-    lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
+    lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[], secret=KEY)
     other = other_node(lead.address, tmp_path / "log")
     with pytest.raises(ValueError, match=r"node 1 \(.*\) cannot take part: --hw cpu-another-96c: this machine is cpu-"):
         lead.gather(capture(hardware, tmp_path), limit_s=60, progress=lambda _: None)
