@@ -15,7 +15,7 @@ from pytest_trainbench.schema.metrics import METRICS
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
 LADDER: dict[str, tuple[str, ...]] = {
-    "schema": ("mesh", "case", "step", "plan", "job", "record", "metrics", "conditions"),
+    "schema": ("files", "mesh", "case", "step", "plan", "job", "record", "metrics", "conditions"),
     "project": ("git", "rootdir", "sources", "name"),
     "hardware": ("catalog", "resolve", "detect", "environment"),
     "rank": (
@@ -60,7 +60,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "drift",
         "red_since",
     ),
-    "report": ("calibration", "rows", "cost", "one_change", "header", "tables", "terminal", "drift", "markdown"),
+    "report": ("plain", "calibration", "rows", "cost", "one_change", "header", "tables", "terminal", "drift", "markdown"),
     "": (
         "stale",
         "settings",

@@ -13,6 +13,7 @@ from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.project.sources import overall
 from pytest_trainbench.report.drift import lines
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.files import write
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
 from pytest_trainbench.settings import Settings, flag
@@ -55,6 +56,8 @@ class Archive:
         self.settings = settings
         self.log: history.Log | None = None
         self.saves: list[baseline.Saved] = []
+        self.problems: list[str] = []
+        """A sentence for each record that could not be written to ``--results``."""
         self.gates: dict[str, Gates] = {}
         """The gates that the markers of each case set, by case id."""
 
@@ -63,9 +66,11 @@ class Archive:
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
             self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
         if self.settings.results is not None:
-            self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
-            path.write_text(dump(record.to_json()), encoding="utf-8")
+            try:
+                write(path, dump(record.to_json()))
+            except OSError as error:  # for example a full disk; the verdict does not depend on this file
+                self.problems.append(f"results: {path} cannot be written ({error.strerror})")
         if self.log is not None:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
@@ -91,7 +96,11 @@ class Archive:
 
     @cached_property
     def trend(self) -> list[str]:
-        """Lines on drifts and on problems of the history. This also writes the reported drifts to the history."""
+        """Lines on drifts and on files that could not be written or read. This also writes the reported drifts to the
+        history."""
+        return [*self.problems, *self._trend()]
+
+    def _trend(self) -> list[str]:
         log = self.log
         if log is None:
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from pytest_trainbench.judge.outcome import OUTCOMES, Verdict
 from pytest_trainbench.judge.validity import LOSS_STEPS
 from pytest_trainbench.project import rootdir
 from pytest_trainbench.report import markdown, terminal
+from pytest_trainbench.report.plain import plain
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case, builder_path
 from pytest_trainbench.schema.mesh import MeshShape
@@ -182,7 +184,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
             lines.append(str(session.other_code))
             lines += [f"  {line}" for line in session.other_code.lines() if config.option.collectonly]
-    return [f"trainbench: {line}" for line in lines if line]
+    return [plain(f"trainbench: {line}") for line in lines if line]
 
 
 @pytest.fixture(scope="session")
@@ -298,13 +300,18 @@ def bench(
                 row = runner.row(asked, accept=_accept(request.node))
         except ValueError as error:
             row = _unmeasured(request.node, "invalid", str(error))
-            raise FAILED(terminal.failure(row), pytrace=False) from None
+            raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
         record = row.record
         assert record is not None
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
             row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
         if not row.same_as:
-            session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
+            try:
+                session.archive.keep(row, record)  # first: the report must not show a row that could not be stored
+            except OSError as error:  # for example a full disk; the old baseline is still there
+                why = f"its baseline cannot be written to {session.settings.baseline_dir} ({error.strerror})"
+                row = _unmeasured(request.node, "crash", why)
+                raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
         for name in METRICS:
@@ -316,7 +323,7 @@ def bench(
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
         if row.fails:
-            pytest.fail(terminal.failure(row), pytrace=False)
+            pytest.fail(plain(terminal.failure(row)), pytrace=False)
         return record
 
     return run
@@ -380,10 +387,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         text = markdown.report(ours.rows, ours.header(), ours.tables, ours.archive.trend, ours.cut_off)
         try:
             ours.settings.report_md.parent.mkdir(parents=True, exist_ok=True)
-            with ours.settings.report_md.open("a", encoding="utf-8") as file:
-                file.write(text)
+            _append(ours.settings.report_md, text)
         except OSError as error:  # for example a full disk; the terminal still shows the report
             ours.archive.trend.append(f"report: {ours.settings.report_md} cannot be written ({error.strerror})")
+
+
+def _append(path: Path, text: str) -> None:
+    """Append the whole text or nothing. Raises ``OSError`` if the file cannot be written."""
+    with path.open("ab", buffering=0) as file:
+        before = path.stat().st_size
+        data = text.encode()
+        try:
+            if (written := file.write(data)) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            if path.is_file():
+                file.truncate(before)
+            raise
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -399,17 +419,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(title, red=red, yellow=not red and not all_well)
     if not ours.rows:
         return
-    terminalreporter.write_line(terminal.summary(ours.rows))
+    terminalreporter.write_line(plain(terminal.summary(ours.rows)))
     for line in ours.archive.trend:
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(plain(line))
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped, so nothing was measured: where CI is set, the run fails")
     for title, table in ours.tables.items():
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.derived(title, table, "simple"))
+        terminalreporter.write_line(plain(terminal.derived(title, table, "simple")))
     if ours.archive.saves:
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.saved(ours.archive.saves))
+        terminalreporter.write_line(plain(terminal.saved(ours.archive.saves)))
 
 
 def _unmeasured(item: pytest.Item, outcome: str, reason: str) -> Row:

@@ -13,9 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the previous version."""
+
+LAUNCH_FIELDS: dict[str, Any] = {
+    "outcome": str,
+    "reason": (None, str),
+    "step_ms": (list, float),
+    "steady_from": int,
+    "losses": (list, float),
+    "metrics": (dict, float),
+    "figures": (dict, float),
+    "collectives": (dict, (dict, float)),
+    "conditions": (dict, (list, float)),
+    "phases_s": (dict, float),
+}
+"""Shape of each field of a stored launch: see :func:`pytest_trainbench.schema.files.check`."""
 
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
@@ -152,6 +167,12 @@ class Launch:
         if self.metrics.get("step_ms", 1.0) <= 0:
             raise ValueError(f"the metric step_ms must be above 0, not {self.metrics['step_ms']}")
 
+    @classmethod
+    def from_json(cls, data: Any) -> Launch:
+        """Raises ``ValueError`` for data that is not a stored launch."""
+        check_fields(data, LAUNCH_FIELDS, "a launch")
+        return cls(**data)
+
     @property
     def steady_ms(self) -> list[float]:
         return self.step_ms[self.steady_from :]
@@ -226,21 +247,39 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
+        for name in ("label", "hardware", "created", "plugin_version"):
+            check(data[name], str, name)
         if datetime.fromisoformat(data["created"]).tzinfo is None:
             raise ValueError(f"its time, created={data['created']!r}, has no time zone")
-        for name in ("must_match", "suspects"):
-            if not isinstance(data["environment"][name], Mapping):
-                raise ValueError(f"{name} of its environment must be an object, not {data['environment'][name]!r}")
+        check_environment(data["environment"])
+        check(data["launches"], (list, (dict, ANYTHING)), "launches")
+        code = data.get("code", {})
+        check(code, (dict, str), "code")
+        if strange := [path for path in code if not _stays_inside(path)]:
+            raise ValueError(f"code names the file {strange[0]!r:.80}, which is outside the project")
         return cls(
             case=Case.from_json(data["case"]),
             label=data["label"],
             hardware=data["hardware"],
             created=data["created"],
-            launches=tuple(Launch(**launch) for launch in data["launches"]),
+            launches=tuple(map(Launch.from_json, data["launches"])),
             environment=data["environment"],
             plugin_version=data["plugin_version"],
-            code=dict(data.get("code", {})),
+            code=dict(code),
         )
+
+
+def check_environment(data: Any) -> None:
+    """Raise ``ValueError`` unless ``data`` is the JSON of an environment."""
+    check(data, (dict, ANYTHING), "environment")
+    for name in ("must_match", "suspects"):
+        check(data[name], (dict, object), f"{name} of its environment")
+    check(data.get("machine", ""), str, "machine of its environment")
+
+
+def _stays_inside(path: str) -> bool:
+    """Whether a relative path names a file below its folder."""
+    return not (path.startswith("/") or "\0" in path or ".." in path.split("/"))
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -255,15 +294,15 @@ def dump(data: Mapping[str, Any]) -> str:
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def read_record(path: Path) -> Record:
-    """Read a record from a file that :func:`dump` wrote.
+def read_record(path: Path, *, inside: Path | None = None) -> Record:
+    """Read a record from a file that :func:`dump` wrote. ``inside``: the folder that the file must be in, wherever links
+    lead.
 
     Raises ``ValueError`` with one sentence that names the file, if the file is missing or holds no valid record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
+        data = parse(read_text(path, inside=inside))
+        check_schema(data["schema"], SCHEMA)
         record = Record.from_json(data)
         if record.case.id != data["id"]:
             ids = f"its id {data['id']!r} differs from the id of its case, {record.case.id!r}"
