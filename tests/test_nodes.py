@@ -321,7 +321,9 @@ nodes._end("the session is over", code=3)
 
 
 def test_a_node_stopped_while_joining_can_join_again(tmp_path: Path) -> None:
-    lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[], secret=KEY)
+    lead = Leader(
+        nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[], secret=KEY
+    )
     port = int(lead.address.rpartition(":")[2])
     stopped = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
     stopped._store._channel._connection.close()
@@ -366,7 +368,9 @@ def test_a_node_with_another_key_starts_nothing_and_is_named(tmp_path: Path) -> 
     ]
     with pytest.raises(ValueError, match="1 of 2 nodes joined"):
         lead.gather(capture(lead.hardware, tmp_path), limit_s=0.5, progress=told.append)
-    assert any(re.fullmatch(r"refused 127.0.0.1 \(port \d+\): it does not have this session's key", one) for one in told)
+    assert any(
+        re.fullmatch(r"refused 127.0.0.1 \(port \d+\): it does not have this session's key", one) for one in told
+    )
     lead.close()
 
 

@@ -16,7 +16,10 @@ from pytest_trainbench.report.rows import Row
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("step time 5.2% worse (sees ≥ 1.3%; −5.8 … ×18)\n\tnext", "step time 5.2% worse (sees ≥ 1.3%; −5.8 … ×18)\n\tnext"),
+        (
+            "step time 5.2% worse (sees ≥ 1.3%; −5.8 … ×18)\n\tnext",
+            "step time 5.2% worse (sees ≥ 1.3%; −5.8 … ×18)\n\tnext",
+        ),
         ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
         ("over\rwritten\x08", "over\\rwritten\\x08"),
         ("a\u202eb\u2066c\u200bd", "a\\u202eb\\u2066c\\u200bd"),
@@ -65,6 +68,7 @@ def test_hostile_texts_stay_texts_in_the_markdown_report() -> None:
     assert "\x1b" not in text
     outside = re.sub(r"(`{4,})text\n.*?\n\1", "", text, flags=re.DOTALL)
     assert set(re.findall(r"<[^>]*>", outside)) == {"<details open>", "<summary>", "</summary>", "</details>"}
-    assert "](" not in outside and not re.search(r"^\s*::", outside, flags=re.MULTILINE)
+    inline = re.sub(r"<summary>.*</summary>", "", outside)  # Markdown reads no links in a line that begins with a tag
+    assert "](" not in inline and not re.search(r"^\s*::", outside, flags=re.MULTILINE)
     rows = [line for line in outside.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) == 1, "every line has the same cells"

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         parser.error(str(error))
     if here.rank == 0:
         if at == len(words):
-            parser.error("the first node runs pytest: give its arguments after --, for example -- bench_tests --hw h200")
+            parser.error(
+                "the first node runs pytest: give its arguments after --, for example -- bench_tests --hw h200"
+            )
         if here.nodes is None:
             parser.error("the number of nodes is not known: type --nnodes N")
         _become_pytest(pytest_command(here, words[at + 1 :], bind=_bind(given.rdzv_endpoint or given.session)))

@@ -120,6 +120,12 @@ def check_fields(data: Any, shapes: Mapping[str, Any], name: str) -> None:
         check(value, shapes[field], f"{field} of {name}")
 
 
+def told(error: BaseException) -> str:
+    """The message of an error in one line of at most 300 characters. It may quote what a file holds."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= 300 else f"{line[:297]}..."
+
+
 def write(path: Path, text: str) -> None:
     """Write the whole file or nothing: a full disk or a kill leaves the old file. A link is replaced, not followed.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.schema.case import Case
-from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text, told
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the previous version."""
@@ -310,7 +310,7 @@ def read_record(path: Path, *, inside: Path | None = None) -> Record:
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a record: {error}") from error
+        raise ValueError(f"{path} cannot be read as a record: {told(error)}") from error
     return record
 
 

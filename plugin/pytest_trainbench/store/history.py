@@ -23,7 +23,7 @@ from typing import Any
 
 from pytest_trainbench.hardware.environment import Difference, Environment
 from pytest_trainbench.project.sources import overall
-from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text, told
 from pytest_trainbench.schema.metrics import METRICS, check_figures
 from pytest_trainbench.schema.record import Record, check_environment
 
@@ -221,7 +221,7 @@ def read_run(path: Path, *, inside: Path | None = None) -> Run:
     except (AttributeError, OSError, TypeError, ValueError) as error:
         if str(error).startswith(str(path)):
             raise
-        raise ValueError(f"{path} cannot be read as a run: {error}") from error
+        raise ValueError(f"{path} cannot be read as a run: {told(error)}") from error
 
 
 def _entry(data: Any, path: Path) -> Entry:
