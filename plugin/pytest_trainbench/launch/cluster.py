@@ -409,8 +409,10 @@ class NodeAgent:
             raise ValueError(f"the import path {strange[0]} lies outside the project {self.session['root']}")
 
     def follow(self, folder: Path) -> None:
-        """Run tasks until the session is over. Raises :class:`~pytest_trainbench.launch.keyed_store.Gone` if the session
-        disappears."""
+        """Run tasks until the session is over.
+
+        Raises :class:`~pytest_trainbench.launch.keyed_store.Gone` if the session disappears.
+        """
         while True:
             self._task += 1
             task = f"task/{self._task}/{self.node}"

@@ -41,7 +41,7 @@ def fenced(text: str) -> str:
 def _harmless(character: str) -> bool:
     if character in KEPT:
         return True
-    # Cc: control characters. Cf: formats, which can reverse the shown order. Cs: halves of pairs, which no output takes.
+    # Cc: control characters. Cf: formats, which can reverse the shown order. Cs: halves of pairs.
     return unicodedata.category(character) not in ("Cc", "Cf", "Cs") and character not in CUT
 
 
