@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -83,10 +85,8 @@ def test_a_changed_record_is_read_or_refused_with_one_sentence(data: st.DataObje
 
 def usable(found: Record, folder: Path) -> None:
     """What the plugin does with a baseline does not fail for one that it could read."""
-    try:
+    with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate; such a record is shown, not written
         dump(found.to_json()).encode()
-    except UnicodeEncodeError:  # a lone surrogate; such a record is shown, not written
-        pass
     for one in baseline.load_all(folder, "h200-sxm"):
         judge(ONE, one, policy=Policy())
 
@@ -136,11 +136,10 @@ def test_a_changed_run_is_read_or_skipped_with_one_sentence(data: st.DataObject,
 @QUICK
 @given(name=st.text(max_size=12) | st.sampled_from(["../../etc", "/etc", "cpu-../../etc", "..", "h200/../..", "\0"]))
 def test_no_name_of_hardware_leads_out_of_the_baselines(name: str) -> None:
-    for ask in (lambda: resolve(name, find("cpu")).id, lambda: kind_of(name)):
-        try:
-            assert "/" not in ask() and ".." not in ask()
-        except HardwareNotFound as error:
-            assert str(error)
+    with contextlib.suppress(HardwareNotFound):
+        assert re.fullmatch("[a-z0-9-]+", resolve(name, find("cpu")).id)
+    with contextlib.suppress(HardwareNotFound):
+        assert re.fullmatch("[a-z]+", kind_of(name))
 
 
 # What a stranger may put in the folder of baselines

@@ -133,7 +133,8 @@ def without(key: str) -> str:
         (without("launches"), "it has no 'launches'"),
         (
             edited(schema=2),
-            "its format is 2, and this pytest-trainbench reads 1: a newer version wrote it, so update pytest-trainbench",
+            "its format is 2, and this pytest-trainbench reads 1: a newer version wrote it,"
+            " so update pytest-trainbench",
         ),
         (edited(schema=0), "its format is 0, and this pytest-trainbench reads 1"),
         (edited(schema="old"), "its format is 'old', and this pytest-trainbench reads 1"),

@@ -33,6 +33,7 @@ DEFAULTS = Settings(
     devices=None,
     nodes=1,
     node_port=29600,
+    node_host="",
     memory_cap=None,
     launch_timeout=600.0,
     run_timeout=None,

@@ -113,7 +113,7 @@ def _bind(typed: str | None) -> str:
 
 
 def _become_pytest(command: Sequence[str]) -> NoReturn:
-    os.execv(command[0], command)
+    os.execv(command[0], list(command))
 
 
 def _join(host: str, port: int, *, rank: int | None, wait_s: float) -> NoReturn:

@@ -398,7 +398,7 @@ def _append(path: Path, text: str) -> None:
         before = path.stat().st_size
         data = text.encode()
         try:
-            if (written := file.write(data)) != len(data):
+            if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             if path.is_file():

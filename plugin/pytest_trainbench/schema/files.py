@@ -35,7 +35,7 @@ def read_text(path: Path, *, inside: Path | None = None) -> str:
     if inside is not None and not path.resolve().is_relative_to(inside.resolve()):
         raise ValueError(f"it is a link that leads out of {inside}")
     # Opening a pipe would wait for a writer without O_NONBLOCK.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
         data = file.read(MOST_BYTES + 1)

@@ -295,8 +295,9 @@ def dump(data: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path, *, inside: Path | None = None) -> Record:
-    """Read a record from a file that :func:`dump` wrote. ``inside``: the folder that the file must be in, wherever links
-    lead.
+    """Read a record from a file that :func:`dump` wrote.
+
+    ``inside``: the folder that the file must be in, wherever links lead.
 
     Raises ``ValueError`` with one sentence that names the file, if the file is missing or holds no valid record.
     """

@@ -187,6 +187,7 @@ class Log:
 
 def read_run(path: Path, *, inside: Path | None = None) -> Run:
     """The run in a file that :class:`Log` wrote. A last line without a line break is incomplete, and is left out.
+
     ``inside``: the folder that the file must be in, wherever links lead.
 
     Raises ``ValueError`` if the file does not hold a run. The sentence names the file.
