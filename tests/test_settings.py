@@ -65,6 +65,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "devices": ("2", 2),
     "nodes": ("2", 2),
     "node_port": ("29500", 29500),
+    "node_host": ("10.0.0.1", "10.0.0.1"),
     "memory_cap": ("32GB", 32.0),
     "launch_timeout": ("90.5", 90.5),
     "run_timeout": ("3600", 3600.0),

@@ -256,6 +256,8 @@ class Session:
     def _compared_with(self) -> str:
         if self.other is not None:
             return header.against(self.other.name)
+        if self.settings.calibrate:
+            return header.CALIBRATES
         return header.stored(
             baseline.count(self.settings.baseline_dir, self.hardware.id),
             self.settings.baseline_dir / self.hardware.id,

@@ -181,7 +181,7 @@ class Leader:
             if _failed(job, left[0], part.ranks):
                 self._store.set(f"cut/{mine}", "")
             for node in others:
-                self._wait(f"left/{mine}/{node}", node, job.limit_s + 2 * GRACE_S)
+                self._wait(f"left/{mine}/{node}", node, 2 * job.limit_s + 2 * GRACE_S)  # its preload may take as long
                 left.append(self._fetch(mine, node, job.folder))
         except NodeLost as lost:
             return LaunchResult(outcome="crash", reason=str(lost))
@@ -233,7 +233,7 @@ class Leader:
             name: {int(rank): value for rank, value in left.pop(name).items()}
             for name in ("exit_codes", "out_of_memory")
         }
-        return NodeResult(**{**left, **by_rank, "gone": set(left["gone"])})
+        return NodeResult(**{**left, **by_rank, "gone": set(left["gone"]), "frozen": set(left["frozen"])})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,6 +329,7 @@ def _together(left: Sequence[NodeResult], devices: int) -> NodeResult:
     return NodeResult(
         exit_codes={rank: code for one in left for rank, code in one.exit_codes.items()},
         gone={rank for one in left for rank in one.gone},
+        frozen={rank for one in left for rank in one.frozen},
         out_of_memory={rank: killed for one in left for rank, killed in one.out_of_memory.items()},
         devices={name: [value for one in left for value in one.devices[name][:devices]] for name in sorted(known)},
         # The first node only knows that another node is missing; the other node knows why.
@@ -456,7 +457,7 @@ class NodeAgent:
             self._store.set(f"cut/{number}", "")
         for name, text in files.items():
             self._store.set(f"file/{number}/{name}", text)
-        facts = {**vars(left), "gone": sorted(left.gone), "files": list(files)}
+        facts = {**vars(left), "gone": sorted(left.gone), "frozen": sorted(left.frozen), "files": list(files)}
         self._store.set(f"left/{number}/{self.node}", json.dumps(facts))
 
     def _beat(self) -> None:

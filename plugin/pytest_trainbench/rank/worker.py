@@ -27,7 +27,7 @@ from pytest_trainbench.rank import imported_from, measure
 from pytest_trainbench.rank.imported_from import check_modules
 from pytest_trainbench.rank.slowdown import slowed
 from pytest_trainbench.schema.case import Case
-from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, STACKS, STOPPED, TRACE, Failure, Job
+from pytest_trainbench.schema.job import CODE, FAILURE, LEAVING, PROGRESS, SCRATCH, STACKS, STOPPED, TRACE, Failure, Job
 from pytest_trainbench.schema.record import Trace
 from pytest_trainbench.schema.step import Step
 
@@ -203,7 +203,11 @@ def _work(job: Job, rank: int, phases: Phases, *, restart_limit: Callable[[], No
         digest_before=measure.digest(step.parameters()),
     )
     if job.reference_steps is None:
-        trace = measure.run(step, job.plan, device, trace=trace, slowest=_slowest(device), phase=phases)
+        scratch = job.folder / SCRATCH
+        scratch.mkdir(exist_ok=True)
+        trace = measure.run(
+            step, job.plan, device, trace=trace, slowest=_slowest(device), phase=phases, scratch=scratch
+        )
     else:
 
         def begin(number: int) -> None:

@@ -19,6 +19,10 @@ def header(hardware: Hardware, *, nodes: int, launches: int, versions: Mapping[s
     )
 
 
+CALIBRATES = "calibrating, so compared with launches of this run alone"
+"""What a run with ``--calibrate`` compares with."""
+
+
 def against(name: str) -> str:
     return f"against {name}, measured in turns"
 

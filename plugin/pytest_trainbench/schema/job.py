@@ -20,6 +20,12 @@ of the project's files it imported."""
 
 TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
 
+SCRATCH = "tmp"
+"""Folder for the temporary files of the ranks' profilers. The launcher removes it, because a killed rank cannot."""
+
+UNBORN = "starting"
+"""The phase of a rank until it runs."""
+
 LEAVING = "leaving"
 """The last phase. All ranks have written their traces, so a rank that fails now spoils no measurement."""
 
