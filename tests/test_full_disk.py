@@ -32,6 +32,25 @@ def test_a_full_disk_under_results_changes_no_verdict(replayed: pytest.Pytester)
     assert list((replayed.path / "results").iterdir()) == []
 
 
+def test_a_full_temporary_folder_fails_the_row_with_one_sentence(replayed: pytest.Pytester) -> None:
+    replayed.makeconftest(
+        """
+        import errno, os
+        import pytest
+
+        @pytest.fixture(autouse=True)
+        def _full(monkeypatch, tmp_path_factory):
+            def mktemp(name):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+            monkeypatch.setattr(tmp_path_factory, "mktemp", mktemp)
+        """
+    )
+    run = replay(replayed)
+    assert run.ret == 1
+    run.stdout.fnmatch_lines(["crash: mine: no space is left on the disk of /tmp/x: free some, or let TMPDIR *"])
+    run.stdout.no_fnmatch_line("*Error*")
+
+
 def test_a_full_disk_under_the_baselines_fails_the_row_with_one_sentence(replayed: pytest.Pytester) -> None:
     before = {path: path.read_text() for path in stored(replayed)}
     replayed.makeconftest(FULL_DISK)

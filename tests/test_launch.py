@@ -491,3 +491,17 @@ def test_a_hanging_preload_ends_one_launch_within_its_limit(tmp_path: Path, monk
         "timeout|rank 0, 1 did not finish within 2 s: it was starting|it was never started: the fork server"
     ), first
     assert (second.startswith("a module of trainbench_preload"), third) == (True, "ok")
+
+
+def test_a_rank_on_a_full_disk_prints_no_traceback() -> None:
+    """Its messages would go to the session's terminal, because its log has no room for them."""
+    program = """
+import errno, os
+from pytest_trainbench.rank import worker
+def full(path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+worker._main = full
+worker.main("job.json")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

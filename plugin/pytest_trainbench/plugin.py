@@ -8,6 +8,7 @@ import errno
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from statistics import median
@@ -265,6 +266,7 @@ def bench(
         **params: Any,
     ) -> Record:
         from pytest_trainbench.calibrate import calibrate
+        from pytest_trainbench.launch.launcher import NO_SPACE
         from pytest_trainbench.runner import Reference, Request
 
         try:
@@ -300,6 +302,11 @@ def bench(
                 row = runner.row(asked, accept=_accept(request.node))
         except ValueError as error:
             row = _unmeasured(request.node, "invalid", str(error))
+            raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            row = _unmeasured(request.node, "crash", NO_SPACE.format(error.filename or tempfile.gettempdir()))
             raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
         record = row.record
         assert record is not None

@@ -119,7 +119,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
     server = fork_server_pid()
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
-    problem = ""
+    problem, failed = "", False
     watchdog = Watchdog(
         LocalRanks(job=job, ranks=ranks, progress=progress, cut_off=part.cut if part else None), limit_s=job.limit_s
     )
@@ -140,6 +140,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         ):
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
+        failed = True
         exit_codes = {
             rank: failure.exitcode for rank, failure in error.failures.items() if not seen.ours(rank, failure)
         }
@@ -150,19 +151,21 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
             raise
         problem = f"the nodes did not meet at {part.endpoint}: {short(str(error))}"
     except (EOFError, OSError) as error:
+        failed = True
         # The agent raises these if the fork server ends while it starts a rank (the watchdog ends it at the limit), and
         # if a rank cannot write the file in which the agent looks for its error.
-        full = next((place for place in (job.folder, Path(tempfile.gettempdir())) if _full(place)), None)
-        if full is not None or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-            problem = NO_SPACE.format(full or job.folder)
-        elif not hung():
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            problem = NO_SPACE.format(job.folder)
+        elif not _full_disk(job) and not hung():
             if not _ended(server):
                 raise
             problem = SERVER_KILLED
     finally:
         kill(job.folder)
         shutil.rmtree(job.folder / SCRATCH, ignore_errors=True)
-    if SERVER_GONE in exit_codes.values() and _ended(server) and not hung():
+    if failed and (full := _full_disk(job)):
+        problem = NO_SPACE.format(full)
+    elif SERVER_GONE in exit_codes.values() and _ended(server) and not hung():
         problem = SERVER_KILLED
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -184,13 +187,14 @@ def _ended(server: int | None) -> bool:
     return server is not None and state(server) in "ZX"
 
 
-def _full(folder: Path) -> bool:
-    """Whether a disk has no room for the files of a launch."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return False
-    return found.f_bavail * found.f_frsize < LEAST_BYTES
+def _full_disk(job: Job) -> Path | None:
+    """The folder that a launch writes to and whose disk has no room; ``None`` if there is room."""
+    for folder in (job.folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(folder)
+            if found.f_bavail * found.f_frsize < LEAST_BYTES:
+                return folder
+    return None
 
 
 @contextlib.contextmanager
