@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_project import replay
 from samples import case, trace
 
 from pytest_trainbench import runner, settings
@@ -194,3 +195,8 @@ def test_a_delay_keeps_a_cpu_busy_and_returns_the_loss() -> None:
 def test_a_delay_that_cannot_be_planted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^no delay can be planted on a meta device: only on cuda and cpu$"):
         slowed(lambda: None, 1.0, torch.device("meta"))
+
+
+def test_a_run_that_calibrates_counts_no_baselines(replayed: pytest.Pytester) -> None:
+    run = replay(replayed, "--calibrate", "--launches", "2", "--confirm", "0")
+    run.stdout.fnmatch_lines(["trainbench: *; calibrating, so compared with launches of this run alone; *"])

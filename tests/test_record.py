@@ -132,7 +132,12 @@ def without(key: str) -> str:
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("{}", "it has no 'schema'"),
         (without("launches"), "it has no 'launches'"),
-        (edited(schema=2), "its format is 2, and this pytest-trainbench reads 1"),
+        (
+            edited(schema=2),
+            "its format is 2, and this pytest-trainbench reads 1: a newer version wrote it,"
+            " so update pytest-trainbench",
+        ),
+        (edited(schema=0), "its format is 0, and this pytest-trainbench reads 1"),
         (edited(schema="old"), "its format is 'old', and this pytest-trainbench reads 1"),
         (
             edited(id="another"),
@@ -145,7 +150,7 @@ def without(key: str) -> str:
         ),
         (
             edited(launches=[{"step_ms": [1.0], "metrics": {"mfu": math.nan}}]),
-            "numbers of a launch must be finite, not [nan]",
+            "NaN is no number of JSON",
         ),
         (
             edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 0.0}}]),

@@ -15,6 +15,7 @@ from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.project.sources import overall
 from pytest_trainbench.report.drift import lines
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.files import write
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
 from pytest_trainbench.settings import Settings, flag
@@ -60,6 +61,8 @@ class Archive:
         self.saves: list[baseline.Saved] = []
         self.drifts: tuple[drift.Drift, ...] = ()
         """The drifts that :attr:`trend` found."""
+        self.problems: list[str] = []
+        """A sentence for each record that could not be written to ``--results``."""
         self.gates: dict[str, Gates] = {}
         """The gates that the markers of each case set, by case id."""
 
@@ -77,9 +80,11 @@ class Archive:
             # What it replaced, with the figures that the table of this run shows.
             self.saves.append(dataclasses.replace(saved, replaced=old))
         if self.settings.results is not None:
-            self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
-            path.write_text(dump(record.to_json()), encoding="utf-8")
+            try:
+                write(path, dump(record.to_json()))
+            except OSError as error:  # for example a full disk; the verdict does not depend on this file
+                self.problems.append(f"results: {path} cannot be written ({error.strerror})")
         if self.log is not None:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
@@ -113,7 +118,11 @@ class Archive:
 
     @cached_property
     def trend(self) -> list[str]:
-        """Lines on drifts and on problems of the history. This also writes the reported drifts to the history."""
+        """Lines on drifts and on files that could not be written or read. This also writes the reported drifts to the
+        history."""
+        return [*self.problems, *self._trend()]
+
+    def _trend(self) -> list[str]:
         log = self.log
         if log is None:
             return []

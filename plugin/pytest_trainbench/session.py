@@ -216,9 +216,11 @@ class Session:
 
     def _gather(self) -> None:
         """Wait for the other nodes. Raises ``pytest.UsageError`` if a node does not join, or differs from this node."""
+        from pytest_trainbench.launch import node_key
         from pytest_trainbench.launch.cluster import Cluster, Leader
 
         here = self._here()
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         try:
             lead = Leader(
                 nodes=self.settings.nodes,
@@ -228,11 +230,13 @@ class Session:
                 root=self.config.rootpath,
                 preload=self.settings.preload,
                 path=here["import_path"],
+                secret=node_key.find_or_make(os.environ),
+                host=self.settings.node_host,
             )
             self.until_end.callback(lead.close)
-            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
             lead.gather(
                 here["environment"],
+                key=node_key.where(os.environ),
                 limit_s=self.settings.launch_timeout,
                 progress=(lambda text: reporter.write_line(f"trainbench: {text}")) if reporter else lambda _: None,
             )
@@ -314,6 +318,8 @@ class Session:
     def _compared_with(self) -> str:
         if self.other is not None:
             return header.against(self.other.name)
+        if self.settings.calibrate:
+            return header.CALIBRATES
         return header.stored(
             baseline.count(self.settings.baseline_dir, self.hardware.id),
             self.settings.baseline_dir / self.hardware.id,

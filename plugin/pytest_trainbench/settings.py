@@ -219,6 +219,11 @@ OPTIONS: dict[str, Option] = {
         parse=port_number,
         metavar="PORT",
     ),
+    "node_host": Option(
+        help="address of this machine that the other nodes connect to (default: all of its addresses)",
+        default="",
+        metavar="ADDRESS",
+    ),
     "memory_cap": Option(
         help="let each device fail allocations beyond this, as a smaller device would, for example 32GB",
         default=None,
@@ -314,6 +319,7 @@ class Settings:
     devices: int | None
     nodes: int
     node_port: int
+    node_host: str
     memory_cap: float | None
     launch_timeout: float
     run_timeout: float | None

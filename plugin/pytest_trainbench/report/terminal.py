@@ -17,6 +17,7 @@ from pytest_trainbench.judge.outcome import OUTCOMES, SILENT, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
+from pytest_trainbench.report.plain import cell
 from pytest_trainbench.report.rows import Row, mib, ms, table
 from pytest_trainbench.schema.conditions import CONDITIONS
 from pytest_trainbench.schema.metrics import LEADING, METRICS, Counted, Exact, host_bound
@@ -47,13 +48,15 @@ def summary(rows: Sequence[Row]) -> str:
 def grid(rows: Sequence[Row], form: str) -> str:
     """The table in one of tabulate's forms."""
     columns = table(rows)
+    if form == "pipe":
+        columns = {name: list(map(cell, cells)) for name, cells in columns.items()}
     align = ["left" if name in ("case", "outcome") else "right" for name in columns]
     return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
 
 
 def derived(title: str, cells: pd.DataFrame, form: str) -> str:
     """A table that a suite made from several cases. Columns of figures are right-aligned."""
-    text = cells.astype(str)
+    text = cells.astype(str).map(cell) if form == "pipe" else cells.astype(str)
     align = ["right" if text[name].str.match(r"^[-−+≥]?[\d.]|^$|^—$").all() else "left" for name in text]
     grid = tabulate(text.to_dict("list"), headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
     return f"{title}\n\n{grid}"

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pytest_trainbench.schema.record import Record, Trace
@@ -449,3 +450,13 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
                 " give a tolerance above the floor"
             )
     return {**found, **chosen}
+
+
+def check_figures(values: Mapping[str, float], path: Path) -> None:
+    """Raise ``ValueError`` if a figure in the file ``path`` must be above 0 and is not.
+
+    Gates that judge a ratio need it: the change from 0 is infinite.
+    """
+    for name, value in values.items():
+        if name in METRICS and isinstance(METRICS[name].gate, Statistical | Relative) and not value > 0:
+            raise ValueError(f"{path} cannot be compared: its {METRICS[name].title} ({name}) is {value:g}, not above 0")

@@ -14,9 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text, told
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the previous version."""
+
+LAUNCH_FIELDS: dict[str, Any] = {
+    "outcome": str,
+    "reason": (None, str),
+    "step_ms": (list, float),
+    "steady_from": int,
+    "losses": (list, float),
+    "metrics": (dict, float),
+    "figures": (dict, float),
+    "collectives": (dict, (dict, float)),
+    "conditions": (dict, (list, float)),
+    "phases_s": (dict, float),
+}
+"""Shape of each field of a stored launch: see :func:`pytest_trainbench.schema.files.check`."""
 
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
 
@@ -157,6 +172,12 @@ class Launch:
             if self.metrics.get(name, 1.0) <= 0:
                 raise ValueError(f"the metric {name} must be above 0, not {self.metrics[name]}")
 
+    @classmethod
+    def from_json(cls, data: Any) -> Launch:
+        """Raises ``ValueError`` for data that is not a stored launch."""
+        check_fields(data, LAUNCH_FIELDS, "a launch")
+        return cls(**data)
+
     @property
     def steady_ms(self) -> list[float]:
         return self.step_ms[self.steady_from :]
@@ -177,6 +198,14 @@ class Saving:
     launches: int
     machine: str
     created: str
+
+    @classmethod
+    def from_json(cls, data: Any) -> Saving:
+        """Raises ``ValueError`` for data that is not a stored saving."""
+        check_fields(data, {"launches": int, "machine": str, "created": str}, "a saving")
+        if missing := {"launches", "machine", "created"} - data.keys():
+            raise ValueError(f"a saving has no {min(missing)}")
+        return cls(**data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,22 +317,42 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
+        for name in ("label", "hardware", "created", "plugin_version"):
+            check(data[name], str, name)
         if datetime.fromisoformat(data["created"]).tzinfo is None:
             raise ValueError(f"its time, created={data['created']!r}, has no time zone")
-        for name in ("must_match", "suspects"):
-            if not isinstance(data["environment"][name], Mapping):
-                raise ValueError(f"{name} of its environment must be an object, not {data['environment'][name]!r}")
+        check_environment(data["environment"])
+        check(data["launches"], (list, (dict, ANYTHING)), "launches")
+        savings = data.get("savings", [])
+        check(savings, (list, (dict, ANYTHING)), "savings")
+        code = data.get("code", {})
+        check(code, (dict, str), "code")
+        if strange := [path for path in code if not _stays_inside(path)]:
+            raise ValueError(f"code names the file {strange[0]!r:.80}, which is outside the project")
         return cls(
             case=Case.from_json(data["case"]),
             label=data["label"],
             hardware=data["hardware"],
             created=data["created"],
-            launches=tuple(Launch(**launch) for launch in data["launches"]),
+            launches=tuple(map(Launch.from_json, data["launches"])),
             environment=data["environment"],
             plugin_version=data["plugin_version"],
-            code=dict(data.get("code", {})),
-            savings=tuple(Saving(**one) for one in data.get("savings", ())),
+            code=dict(code),
+            savings=tuple(map(Saving.from_json, savings)),
         )
+
+
+def check_environment(data: Any) -> None:
+    """Raise ``ValueError`` unless ``data`` is the JSON of an environment."""
+    check(data, (dict, ANYTHING), "environment")
+    for name in ("must_match", "suspects"):
+        check(data[name], (dict, object), f"{name} of its environment")
+    check(data.get("machine", ""), str, "machine of its environment")
+
+
+def _stays_inside(path: str) -> bool:
+    """Whether a relative path names a file below its folder."""
+    return not (path.startswith("/") or "\0" in path or ".." in path.split("/"))
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -318,15 +367,16 @@ def dump(data: Mapping[str, Any]) -> str:
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, *, inside: Path | None = None) -> Record:
     """Read a record from a file that :func:`dump` wrote.
+
+    ``inside``: the folder that the file must be in, wherever links lead.
 
     Raises ``ValueError`` with one sentence that names the file, if the file is missing or holds no valid record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
+        data = parse(read_text(path, inside=inside))
+        check_schema(data["schema"], SCHEMA)
         record = Record.from_json(data)
         if record.case.id != data["id"]:
             ids = f"its id {data['id']!r} differs from the id of its case, {record.case.id!r}"
@@ -334,7 +384,7 @@ def read_record(path: Path) -> Record:
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a record: {error}") from error
+        raise ValueError(f"{path} cannot be read as a record: {told(error)}") from error
     return record
 
 

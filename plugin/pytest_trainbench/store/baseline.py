@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_trainbench.hardware.environment import Environment, fact
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.files import write
+from pytest_trainbench.schema.metrics import check_figures
 from pytest_trainbench.schema.record import Record, Saving, dump, read_record
 
 KEPT_OUTCOMES = ("ok", "oom")
@@ -55,10 +55,10 @@ def load(folder: Path, hardware: str, case: Case) -> Record | None:
     Raises ``ValueError`` if the file exists but cannot be used.
     """
     path = path_of(folder, hardware, case)
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return None
     try:
-        record = read_record(path)
+        record = _read(path, folder)
         if record.case.id != case.id:
             raise ValueError(f"{path} holds the case {record.case.id!r}: the file was renamed or edited by hand")
         if why := refusal(record, None):
@@ -102,8 +102,16 @@ def load_all(folder: Path, hardware: str) -> list[Record]:
     found = []
     for path in sorted((folder / hardware).glob("*.json")):
         with contextlib.suppress(ValueError):
-            found.append(read_record(path))
+            found.append(_read(path, folder))
     return found
+
+
+def _read(path: Path, folder: Path) -> Record:
+    """A record whose judged figures can be compared. Raises ``ValueError`` with a sentence that names the file."""
+    record = read_record(path, inside=folder)
+    for launch in record.launches:
+        check_figures(launch.metrics, path)
+    return record
 
 
 def apart(old: Record, new: Record, *, may_differ: Set[str]) -> str:
@@ -176,14 +184,5 @@ def _replaced(folder: Path, record: Record) -> Record | None:
 
 def _save(folder: Path, record: Record, replaced: Record | None, text: str) -> Saved:
     path = path_of(folder, record.hardware, record.case)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write(path, text)
     return Saved(path=from_here(path), record=record, replaced=replaced)
