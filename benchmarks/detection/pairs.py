@@ -96,18 +96,19 @@ def _calls(changes: Sequence[Change], launches: Sequence[int], slower: float) ->
     )
 
 
-def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float = 0.0) -> Runs:
+def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float = 0.0, cold: float = 0.0) -> Runs:
     """Synthetic runs.
 
     ``drift`` is the slowdown of each launch against the previous one. ``wander`` is the standard deviation of a random,
-    lasting change from one launch to the next.
+    lasting change from one launch to the next. ``cold`` is the slowdown of the first launch of a run.
     """
 
     def runs(count: int, launches: int) -> Floats:
         rng = np.random.default_rng(1)
         noise = tailed(sd, outliers=outliers)(rng, (count, launches))
         walk = np.cumsum(rng.normal(0, wander, (count, launches)), axis=1)
-        return np.asarray(noise + walk + drift * np.arange(launches))
+        first = np.log1p(cold) * (np.arange(launches) == 0)
+        return np.asarray(noise + walk + drift * np.arange(launches) + first)
 
     return runs
 
@@ -132,6 +133,7 @@ WORLDS: dict[str, Runs] = {
     "noise 0.5%, every launch 1% slower than the last": made(0.005, drift=0.01),
     "noise 0.5%, a walk of 0.5% a launch": made(0.005, wander=0.005),
     "noise 1%, a walk of 3% a launch": made(0.01, wander=0.03),
+    "noise 0.5%, the first launch takes 30% longer": made(0.005, cold=0.3),
 }
 
 LAUNCHES = 2 * (FIRST + MORE)
