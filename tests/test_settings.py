@@ -46,7 +46,7 @@ DEFAULTS = Settings(
     task_samples=None,
     report_md=None,
     report_html=None,
-    preload="",
+    preload="torch._dynamo",
     project="",
     ci=False,
 )
@@ -227,7 +227,7 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         *(("confirm", text, WHOLE) for text in ("-1", "some", "1.5", "٣")),
         *(("night_error", text, FRACTION) for text in ("0", "-1", "1/0", "nan", "often")),
         *(("floor", text, FRACTION) for text in ("0%", "100%", "-1%", "%", "inf")),
-        *(("unjudged_share", text, FRACTION) for text in ("0", "2", "most")),
+        *(("unjudged_share", text, FRACTION) for text in ("0", "-1", "most")),
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
         ("floor", "5", f"{FRACTION}; for 5 percent type 5%"),
@@ -285,6 +285,11 @@ def test_a_switch_can_be_written_as_true_yes_or_1(text: str, means: bool) -> Non
 )
 def test_the_ci_variable_is_detected(environment: dict[str, str], ci: bool) -> None:
     assert settings(environment=environment).ci is ci
+
+
+def test_optimizers_find_their_modules_imported_unless_the_project_names_others() -> None:
+    assert settings().preload == "torch._dynamo"
+    assert settings(ini={"preload": "deepspeed"}).preload == "deepspeed"
 
 
 def test_project_and_preload_come_only_from_the_ini_file() -> None:

@@ -25,8 +25,6 @@ def _preload() -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), no_device():
         for module in [
             "torch.distributed",
-            # The first optimizer of a process imports it. That took 4 of the 5 s of a launch on two cores.
-            "torch._dynamo",
             *os.environ.get(PRELOAD_VARIABLE, "").split(),
         ]:
             with contextlib.suppress(Exception):
