@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from bench_tests.layers import MODES, find_mode
-from bench_tests.layers.grid import Run, full, headline, published, smoke
+from bench_tests.layers.grid import LayerPass, full, headline, published, smoke
 from pytest_trainbench import MeshShape, Plan
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.schema.step import DTYPES
@@ -67,7 +67,7 @@ def test_layer(
     hardware: Hardware,
     amp: str,
     grid: str,
-    run: Run,
+    run: LayerPass,
 ) -> None:
     """A layer runs the FLOPs that its formula counts, as fast as before."""
     if find_mode(run.mode).graphed and hardware.kind != "cuda":

@@ -15,7 +15,7 @@ from pytest_trainbench.schema.metrics import METRICS
 PACKAGE = Path(pytest_trainbench.__file__).parent
 
 LADDER: dict[str, tuple[str, ...]] = {
-    "schema": ("mesh", "case", "step", "plan", "job", "record", "metrics", "conditions"),
+    "schema": ("files", "mesh", "case", "step", "plan", "job", "record", "metrics", "conditions"),
     "project": ("git", "rootdir", "sources", "name"),
     "hardware": ("catalog", "resolve", "detect", "environment"),
     "rank": (
@@ -42,6 +42,8 @@ LADDER: dict[str, tuple[str, ...]] = {
         "launcher",
         "checkout",
         "side_process",
+        "node_key",
+        "keyed_store",
         "cluster",
     ),
     "store": ("baseline", "history", "dataframe", "other_code"),
@@ -49,16 +51,19 @@ LADDER: dict[str, tuple[str, ...]] = {
         "validity",
         "aggregate",
         "noise",
+        "visits",
         "attribution",
         "outcome",
         "policy",
         "compare",
+        "middle",
         "explain",
         "verdict",
         "drift",
         "red_since",
     ),
     "report": (
+        "plain",
         "calibration",
         "rows",
         "cost",
@@ -78,6 +83,7 @@ LADDER: dict[str, tuple[str, ...]] = {
         "stale",
         "export",
         "settings",
+        "schedulers",
         "nodes",
         "runner",
         "calibrate",

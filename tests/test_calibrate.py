@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_project import replay
 from samples import case, trace
 
 from pytest_trainbench import runner, settings
@@ -81,7 +82,7 @@ def test_a_quiet_machine_detects_every_slowdown_and_has_no_false_alarm(
 
 @pytest.mark.parametrize(
     ("step_ms", "stored"),
-    [([100.0, 100.1, 100.2], 5), ([100.0, 104.0, 98.5, 101.0, 102.5], 6)],
+    [([100.0, 100.1, 100.2], 5), ([100.0, 104.0, 98.5, 101.0, 102.5], 10)],
     ids=["agree", "apart"],
 )
 def test_slowdowns_are_compared_with_as_many_launches_as_a_baseline_has(
@@ -90,8 +91,9 @@ def test_slowdowns_are_compared_with_as_many_launches_as_a_baseline_has(
     """So calibration finds the same slowdowns as a nightly run."""
     row, jobs = calibrated(tmp_path, monkeypatch, lambda launch: step_ms[launch % len(step_ms)])
     assert row.baseline is not None and row.record is not None
-    assert (len(row.baseline.launches), len(row.record.launches)) == (stored, 3)
-    assert [job.delay_ms > 0 for job in jobs[: stored + 4]] == [False] * (stored + 3) + [True]
+    assert len(row.baseline.launches) == stored
+    same = stored + len(row.record.launches)
+    assert [job.delay_ms > 0 for job in jobs[: same + 1]] == [False] * same + [True]
 
 
 def test_calibration_applies_the_cases_own_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +195,8 @@ def test_a_delay_keeps_a_cpu_busy_and_returns_the_loss() -> None:
 def test_a_delay_that_cannot_be_planted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^no delay can be planted on a meta device: only on cuda and cpu$"):
         slowed(lambda: None, 1.0, torch.device("meta"))
+
+
+def test_a_run_that_calibrates_counts_no_baselines(replayed: pytest.Pytester) -> None:
+    run = replay(replayed, "--calibrate", "--launches", "2", "--confirm", "0")
+    run.stdout.fnmatch_lines(["trainbench: *; calibrating, so compared with launches of this run alone; *"])

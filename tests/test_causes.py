@@ -254,7 +254,7 @@ def stepping(step_ms: list[float]) -> Record:
 
 def test_bimodal_steps_explain_the_time_above_the_fast_group() -> None:
     (cause,) = of_record(stepping(mixed(16, 24)), stepping(mixed(40, 0)))
-    assert str(cause) == "steps of two moods: 40% at 100.3 ms, 60% at 110.4 ms, baseline one"
+    assert str(cause) == "bimodal steps: 40% at 100.3 ms, 60% at 110.4 ms, baseline not bimodal"
     assert math.exp(cause.slows) == pytest.approx(1.1, abs=0.005)
     (cause,) = of_record(stepping(mixed(30, 10)), stepping(mixed(40, 0)))
     assert math.exp(cause.slows) == pytest.approx(1.0, abs=0.006), "the median step was a fast one"
@@ -271,4 +271,4 @@ def test_a_periodic_slow_step_belongs_to_the_code() -> None:
 def test_bimodal_launches_are_reported() -> None:
     now = record(*map(launch, (100.0, 107.2, 107.0, 100.1, 107.1, 99.9, 107.0)))
     (cause,) = of_record(now, record(*map(launch, (100.0, 100.2, 100.1, 100.0, 99.9))))
-    assert str(cause) == "launches of two moods: 43% at 100 ms, 57% at 107 ms, baseline one"
+    assert str(cause) == "bimodal launches: 43% at 100 ms, 57% at 107 ms, baseline not bimodal"

@@ -18,6 +18,9 @@ from pytest_trainbench.schema.record import dump, read_record
 
 STEPS, WARMUP = 20, 8
 
+PRELOAD = "-o", "trainbench_preload=torch._dynamo"
+"""The modules that torch imports for the step below."""
+
 STEP = f"""
 from pathlib import Path
 import torch
@@ -95,11 +98,11 @@ def calmed(path: Path) -> None:
 
 def test_a_step_slowed_by_other_processes_ends_as_environment(project: pytest.Pytester) -> None:
     project.makepyfile(my_steps=STEP, test_it=TEST)
-    assert pytest_run(project, "--save-baseline", "--launches", "1").ret == 0
+    assert pytest_run(project, *PRELOAD, "--save-baseline", "--launches", "1").ret == 0
     (path,) = stored(project)
     calmed(path)
     with burners(project):
-        result = pytest_run(project, "--launches", "1", "--junit-xml", "junit.xml")
+        result = pytest_run(project, *PRELOAD, "--launches", "1", "--junit-xml", "junit.xml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [

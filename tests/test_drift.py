@@ -183,6 +183,14 @@ def test_another_machine_or_power_cap_is_another_history() -> None:
     assert figures(history) == [100.0, 101.0]
 
 
+def test_nights_of_a_machine_without_an_id_are_not_compared() -> None:
+    history = runs(risen(40, 0.05, after=20), machine="")
+    assert figures(history) == []
+    assert lines(watch(history[:-1], history[-1], night_error=1 / 30), Path("/history")) == [
+        "history: this machine has no id (a host name or an /etc/machine-id), so its nights are not compared"
+    ]
+
+
 def test_nights_on_several_nodes_count_only_for_the_same_nodes() -> None:
     history = [run(0, 90.0), run(1, 80.0, nodes="ba987654"), run(2, 100.0, nodes="ffffffff")]
     assert figures([*history, run(3, 101.0, nodes="ffffffff")]) == [100.0, 101.0]

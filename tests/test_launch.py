@@ -18,7 +18,7 @@ from ranks import TURN, launched, preload, start
 
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.validity import loss_fault
-from pytest_trainbench.launch import result, watchdog
+from pytest_trainbench.launch import launcher, result, watchdog
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.rank import host_counters
@@ -340,6 +340,102 @@ def test_a_rank_under_torchrun_ends_although_its_teardown_hangs(tmp_path: Path) 
     assert sorted(each.name for each in path.folder.glob("trace-*")) == ["trace-0.json", "trace-1.json"]
 
 
+def test_a_stopped_rank_is_named_and_no_stack_is_shown_twice(tmp_path: Path) -> None:
+    ended = run(tmp_path, fault="stop", limit_s=20)
+    assert ended.outcome == "timeout"
+    said = "rank 1 was stopped by a signal (SIGSTOP) while building the step, and rank 0 waited for it: "
+    assert str(ended.reason).startswith(said), ended.reason
+    assert ended.detail.count("Traceback (most recent call last)") == 1
+    assert not alive(tmp_path)
+
+
+def test_a_cause_that_is_also_in_the_log_is_shown_once(tmp_path: Path) -> None:
+    cause = "Traceback (most recent call last):\n" + "\n".join(f"  line {line}" for line in range(40)) + "\nError: x"
+    one = job(tmp_path)
+    one.folder.mkdir()
+    (one.folder / "stderr-0.log").write_text(f"a warning before\n{cause}\nsaid after\n")
+    shown = result._sections(one, 0, cause)
+    assert shown == f"{cause}\n--- end of the log of rank 0 ---\na warning before\nsaid after"
+
+
+def test_a_killed_rank_leaves_no_file_of_its_profiler(tmp_path: Path) -> None:
+    ended = run(tmp_path, fault="kill counting", limit_s=60)
+    assert "was killed by SIGKILL while counting collectives" in str(ended.reason)
+    assert list(tmp_path.rglob("trace.json")) == []
+
+
+FORK_SERVER = """
+import os, signal, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {here!r})
+if __name__ == "__main__":
+    from multiprocessing.util import get_temp_dir
+    from pytest_trainbench.launch import fork_server, launcher
+    from pytest_trainbench.launch.private import fork_server_pid
+    from test_launch import job
+    fork_server.start_fork_server({modules!r})
+    print(get_temp_dir(), flush=True)
+    {body}
+"""
+
+
+def session_of(folder: Path, body: str, *, modules: str = "torch.utils.flop_counter") -> subprocess.Popen[str]:
+    """A process with its own fork server."""
+    script = folder / "session.py"
+    script.write_text(FORK_SERVER.format(here=HERE, modules=modules, body=body))
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_fork_server_is_reported_as_such_and_the_next_launch_works(tmp_path: Path) -> None:
+    body = f"""
+    def end():
+        while not Path({str(tmp_path / "a/job/progress-1")!r}).exists():
+            time.sleep(0.05)
+        os.kill(fork_server_pid(), signal.SIGKILL)
+    threading.Thread(target=end).start()
+    print(launcher.launch(job(Path({str(tmp_path)!r}) / "a", slow_ms=300.0)).reason)
+    print(launcher.launch(job(Path({str(tmp_path)!r}) / "b")).outcome)"""
+    with TURN:
+        _, first, second = session_of(tmp_path, body).communicate(timeout=200)[0].splitlines()
+    assert first.startswith("the fork server, which starts the ranks, was killed from outside: ")
+    assert second == "ok"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_killed_session_leaves_no_folder_of_its_fork_server(tmp_path: Path, name: str) -> None:
+    session = session_of(tmp_path, "time.sleep(1000)", modules="")
+    assert session.stdout is not None
+    folder = Path(session.stdout.readline().strip())
+    assert folder.is_dir()
+    time.sleep(1)  # in this time the server begins to import, in vain
+    session.send_signal(getattr(signal, name))
+    session.wait()
+    until = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("how", ["job", "agent"])
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise full if how == "job" else EOFError("Ran out of input")
+
+    if how == "job":
+        monkeypatch.setattr(Job, "write", fail)
+    else:
+        monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: fail)
+        monkeypatch.setattr(launcher, "LEAST_BYTES", 2**70)
+    ended = run(tmp_path)
+    assert (ended.outcome, ended.detail) == ("crash", "")
+    assert ended.reason == (
+        f"no space is left on the disk of {tmp_path / 'job'}: free some, or let TMPDIR or --basetemp name a folder on"
+        " another disk"
+    )
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_no_rank_outlives_its_parent(tmp_path: Path, name: str) -> None:
     script = tmp_path / "parent.py"
@@ -396,3 +492,17 @@ def test_a_hanging_preload_ends_one_launch_within_its_limit(tmp_path: Path, monk
         "timeout|rank 0, 1 did not finish within 2 s: it was starting|it was never started: the fork server"
     ), first
     assert (second.startswith("a module of trainbench_preload"), third) == (True, "ok")
+
+
+def test_a_rank_on_a_full_disk_prints_no_traceback() -> None:
+    """Its messages would go to the session's terminal, because its log has no room for them."""
+    program = """
+import errno, os
+from pytest_trainbench.rank import worker
+def full(path):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+worker._main = full
+worker.main("job.json")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

@@ -14,7 +14,7 @@ from ranks import launched, start
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from bench_tests.layers import DIRECTIONS, LAYERS, find_layer
-from bench_tests.layers.grid import Run, full, headline, published, smoke
+from bench_tests.layers.grid import LayerPass, full, headline, published, smoke
 from bench_tests.steps.layer import LEAST_BYTES, LEAST_FLOPS, layer_pass, matrix_product, repeats, vector_product
 from pytest_trainbench import Step
 from pytest_trainbench.rank import flops
@@ -270,5 +270,5 @@ def test_the_smoke_grid_has_every_layer_in_both_directions() -> None:
 
 
 def test_a_row_is_named_by_its_parameters() -> None:
-    assert str(Run("bert", "fwd_bwd", "sdpa", 64, 512)) == "bert-fwd_bwd-sdpa-b64-s512"
-    assert str(Run("bert", "fwd_bwd", "eager", 64, 512, "published")) == "bert-fwd_bwd-eager-b64-s512-published"
+    assert str(LayerPass("bert", "fwd_bwd", "sdpa", 64, 512)) == "bert-fwd_bwd-sdpa-b64-s512"
+    assert str(LayerPass("bert", "fwd_bwd", "eager", 64, 512, "published")) == "bert-fwd_bwd-eager-b64-s512-published"

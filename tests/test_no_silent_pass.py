@@ -205,3 +205,20 @@ def test_ci_fails_if_no_case_could_be_measured(
     result = replay(project)
     assert result.ret == code
     result.stdout.fnmatch_lines(["skipped: mine: needs 8 ranks, and this CPU gets 4: --devices 8 starts them"])
+
+
+@pytest.mark.parametrize(("ci", "share", "code"), [("true", "50%", 1), ("true", "100%", 0), ("", "50%", 0)])
+def test_ci_fails_if_most_rows_judged_no_time(
+    replayed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, ci: str, share: str, code: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    noisy = TEST.replace("def test", '@pytest.mark.gate("step_ms", floor=1e-5, tolerance=2e-5)\ndef test')
+    replayed.makepyfile(test_it="import pytest\n" + noisy)
+    kept = ["--junit-xml", "junit.xml", "--report-md", "r.md", "--unjudged-share", share]
+    result = replay(replayed, "--confirm", "0", *kept)
+    line = "1 row: 0 judged its time, 1 only counts and memory"
+    line += "; more than 50% judged no time, so the run fails where CI is set (--unjudged-share)" * code
+    assert result.ret == code
+    result.stdout.fnmatch_lines(["*trainbench: 1 noisy*", line])
+    assert (replayed.path / "r.md").read_text().splitlines()[2] == line
+    assert f'<property name="trainbench_judged" value="{line}" />' in (replayed.path / "junit.xml").read_text()

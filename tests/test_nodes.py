@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
 import socket
 import subprocess
@@ -33,19 +35,29 @@ from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.settings import read
 
 HERE = str(Path(__file__).parent)
+KEY = b"a key of the tests, long enough"
 PRELOAD = "torch.distributed.device_mesh torch._dynamo torch.utils.flop_counter"
 
 
 class Session:
     """A lead node and one other node, with one rank each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host: str = "") -> None:
         self.folder = folder
         hardware = resolve("cpu", find("cpu"))
-        self.environment = capture(hardware, folder)
+        self.environment = capture(hardware, Path(HERE))
         """The environment of this node."""
-        path = [HERE, *(entry for entry in sys.path if entry)]
-        self.lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=folder, preload=PRELOAD, path=path)
+        self.lead = Leader(
+            nodes=2,
+            devices=1,
+            port=0,
+            hardware=hardware,
+            root=Path(HERE),
+            preload=PRELOAD,
+            path=[HERE],
+            secret=KEY,
+            host=host,
+        )
         self.log = folder / "node.log"
         self.other = other_node(self.lead.address, self.log)
         self.launches = 0
@@ -75,10 +87,17 @@ class Session:
 
 def other_node(address: str, log: Path, *options: str) -> subprocess.Popen[str]:
     host, _, port = address.rpartition(":")
-    command = [sys.executable, "-m", "pytest_trainbench.nodes", f"localhost:{port}", *options]
-    assert host
+    host = host if host.startswith("[") else "localhost"  # the name of this machine may have no address
+    command = [sys.executable, "-m", "pytest_trainbench.nodes", f"{host}:{port}", *options]
+    environ = {**os.environ, "TRAINBENCH_NODE_KEY": KEY.decode()}
     with log.open("w") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, text=True, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdout=out, stderr=out, text=True, stdin=subprocess.DEVNULL, env=environ)
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRAINBENCH_NODE_KEY", KEY.decode())
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +293,8 @@ def test_a_taken_port_ends_the_run_with_the_reason(project: pytest.Pytester) -> 
         run = pytest_run(project, "--nodes", "2", "--node-port", f"{port}")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be used: port {port} is not available: *"])
+    run = pytest_run(project, "--nodes", "2", "--node-port", f"{port}", "--node-host", "192.0.2.1")
+    run.stderr.fnmatch_lines([f"ERROR: --nodes 2 cannot be used: port {port} of 192.0.2.1 is not available: *"])
 
 
 def test_a_node_that_finds_no_session_says_so(tmp_path: Path) -> None:
@@ -300,21 +321,126 @@ nodes._end("the session is over", code=3)
 
 
 def test_a_node_stopped_while_joining_can_join_again(tmp_path: Path) -> None:
-    lead = Leader(nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[])
+    lead = Leader(
+        nodes=2, devices=1, port=0, hardware=resolve("cpu", find("cpu")), root=tmp_path, preload="", path=[], secret=KEY
+    )
     port = int(lead.address.rpartition(":")[2])
-    stopped = cluster.NodeAgent("localhost", port, wait_s=30)
-    del stopped
-    again = cluster.NodeAgent("localhost", port, wait_s=30)
+    stopped = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
+    stopped._store._channel._connection.close()
+    again = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
     assert (again.join(), again.node) == ("", 1)
-    third = cluster.NodeAgent("localhost", port, wait_s=30)
+    third = cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30)
     assert third.join() == "the session already has its 2 nodes"
     lead.gather(capture(lead.hardware, tmp_path), limit_s=30, progress=lambda _: None)
     assert len(lead.names) == 2
 
 
+def lead_of(folder: Path, **replaced: Any) -> Leader:
+    how: dict[str, Any] = {"nodes": 2, "devices": 1, "port": 0, "preload": "", "path": [], "secret": KEY}
+    return Leader(**{**how, "hardware": resolve("cpu", find("cpu")), "root": folder, **replaced})
+
+
+def test_nodes_have_the_ranks_that_they_ask_for(tmp_path: Path) -> None:
+    lead = lead_of(tmp_path, nodes=4)
+    port = int(lead.address.rpartition(":")[2])
+    agents = [cluster.NodeAgent("localhost", port, secret=KEY, wait_s=30, rank=rank) for rank in (2, None, 2, 4, None)]
+    assert [(agent._take_number(), agent.node) for agent in agents] == [
+        ("", 2),
+        ("", 1),
+        ("another node has the node rank 2", 2),
+        ("a session of 4 nodes has the node ranks 0 to 3, not 4", 4),
+        ("", 3),
+    ]
+    lead.close()
+
+
+def test_a_node_with_another_key_starts_nothing_and_is_named(tmp_path: Path) -> None:
+    lead, told = lead_of(tmp_path), list[str]()
+    port = lead.address.rpartition(":")[2]
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setattr(f"{__name__}.KEY", b"another key of somebody else")
+        other = other_node(f"localhost:{port}", tmp_path / "log")
+    assert other.wait(60) == 1
+    said = (tmp_path / "log").read_text().splitlines()
+    assert said == [
+        f"trainbench: localhost:{port} is refused: it closed the connection, so it is no session with this key;"
+        " this node's key is in TRAINBENCH_NODE_KEY"
+    ]
+    with pytest.raises(ValueError, match="1 of 2 nodes joined"):
+        lead.gather(capture(lead.hardware, tmp_path), limit_s=0.5, progress=told.append)
+    assert any(
+        re.fullmatch(r"refused 127.0.0.1 \(port \d+\): it does not have this session's key", one) for one in told
+    )
+    lead.close()
+
+
+def test_a_node_refuses_import_paths_outside_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (root / "src").mkdir(parents=True)
+    elsewhere.mkdir()
+    (root / "link").symlink_to(elsewhere)
+    path = [str(elsewhere), str(root / "link"), str(root), str(root / "src"), *sys.path]
+    assert cluster.own_path(path, root) == (str(root), str(root / "src"))
+    monkeypatch.setattr(cluster, "own_path", lambda path, root: path)  # a session that does not keep to it
+    lead = lead_of(root, path=[str(root / "link")])
+    agent = cluster.NodeAgent("localhost", int(lead.address.rpartition(":")[2]), secret=KEY, wait_s=30)
+    before = list(sys.path)
+    assert agent.join() == f"the import path {root / 'link'} lies outside the project {root}"
+    assert sys.path == before
+    lead.close()
+
+
+def test_a_node_cannot_write_outside_the_folder_of_a_launch(tmp_path: Path) -> None:
+    lead = lead_of(tmp_path)
+    agent = cluster.NodeAgent("localhost", int(lead.address.rpartition(":")[2]), secret=KEY, wait_s=30)
+    job = tmp_path / "job"
+    job.mkdir()
+    files = ["../escaped", "trace-1.json", "trace-0.json", str(tmp_path / "absolute")]
+    for name in files:
+        agent._store.set(f"file/1/{name}", "{}")
+    left = {"exit_codes": {}, "gone": [], "out_of_memory": {}, "devices": {}, "problem": "", "files": files}
+    agent._store.set("left/1/1", json.dumps(left))
+    lead._fetch(1, 1, job)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["job", "trace-1.json"]
+    lead.close()
+
+
+def test_nodes_meet_at_an_ipv6_address(tmp_path: Path) -> None:
+    session = Session(tmp_path, host="::1")
+    assert session.lead.address.startswith("[::1]:")
+    session.lead.gather(session.environment, limit_s=120, progress=lambda _: None)
+    ended = session.run()
+    assert (ended.outcome, ended.reason, [one.node for one in ended.traces]) == ("ok", None, [0, 1])
+    assert session.end() == 0
+
+
+def test_one_command_starts_a_session_on_all_nodes(project: pytest.Pytester) -> None:
+    """As under ``srun``: the same command on each node, and the launcher's variables differ."""
+    port = free_port()
+    command = [sys.executable, "-m", "pytest_trainbench.nodes", "--rdzv-endpoint", f"127.0.0.1:{port}", "--",
+               "--hw", "cpu", "--devices", "1", "--launches", "1", "--save-baseline"]  # fmt: skip
+    slurm = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[1-2]"}
+    with TURN:
+        first, second = (
+            subprocess.Popen(
+                command,
+                cwd=project.path,
+                env={**os.environ, **slurm, "SLURM_NODEID": f"{rank}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        )
+        said, of_second = first.communicate(timeout=240)[0], second.communicate(timeout=60)[0]
+    assert (first.returncode, second.returncode) == (0, 0), said + of_second
+    assert "trainbench: 2 nodes of " in said and len(stored(project)) == 1
+    assert f"trainbench: node 1 of the session at 127.0.0.1:{port}" in of_second
+
+
 def test_lead_and_node_both_report_different_hardware(tmp_path: Path) -> None:
     hardware = dataclasses.replace(resolve("cpu", find("cpu")), id="cpu-another-96c")
-    lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[])
+    lead = Leader(nodes=2, devices=1, port=0, hardware=hardware, root=tmp_path, preload="", path=[], secret=KEY)
     other = other_node(lead.address, tmp_path / "log")
     with pytest.raises(ValueError, match=r"node 1 \(.*\) cannot take part: --hw cpu-another-96c: this machine is cpu-"):
         lead.gather(capture(hardware, tmp_path), limit_s=60, progress=lambda _: None)

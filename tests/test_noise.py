@@ -11,7 +11,7 @@ import pytest
 from samples import near
 from scipy import stats
 
-from pytest_trainbench.judge.noise import DEFAULT, PRIOR_DF_MOST, Prior, compare, learned, paired
+from pytest_trainbench.judge.noise import DEFAULT, PRIOR_DF_MOST, Prior, Spread, compare, learned, paired
 
 QUIET = [100.0, 100.2, 99.9, 100.1, 99.8]
 
@@ -21,21 +21,21 @@ def test_without_outliers_the_noise_estimate_is_right_on_average(launches: tuple
     """The test takes the root mean square over 4,000 pairs of sets. It allows 3 % for the clip and 2 % for the draw."""
     none = Prior(noise=1.0, prior_df=0)
     rows = [[100 * math.exp(x) for x in row] for row in np.random.default_rng(5).normal(0, 0.01, (4000, sum(launches)))]
-    found = [compare(row[: launches[0]], row[launches[0] :], prior=none).noise for row in rows]
+    found = [compare([row[: launches[0]]], row[launches[0] :], prior=none).noise for row in rows]
     assert math.sqrt(np.mean(np.square(found))) == pytest.approx(0.01, rel=0.05)
 
 
 def test_equal_launches_show_no_change() -> None:
-    found = compare(QUIET, QUIET)
+    found = compare([QUIET], QUIET)
     assert found.change == 0
     assert found.before == pytest.approx(100.0, rel=1e-3)
 
 
 def test_units_do_not_matter_and_swapping_the_sets_flips_the_sign() -> None:
     now = [104.0, 103.0, 104.5]
-    one, other = compare(QUIET, now), compare([ms / 1000 for ms in QUIET], [ms / 1000 for ms in now])
+    one, other = compare([QUIET], now), compare([[ms / 1000 for ms in QUIET]], [ms / 1000 for ms in now])
     assert (one.change, one.error) == pytest.approx((other.change, other.error), rel=1e-6)
-    back = compare(now, QUIET)
+    back = compare([now], QUIET)
     assert (back.change, back.error) == pytest.approx((-one.change, one.error), rel=1e-6)
 
 
@@ -43,7 +43,7 @@ def test_without_outliers_the_comparison_is_close_to_students_test() -> None:
     """With a prior of no weight, the result is close to scipy's pooled t-test on the logarithms."""
     draw = np.random.default_rng(7)
     before, now = np.exp(draw.normal(4.6, 0.02, 400)), np.exp(draw.normal(4.61, 0.02, 400))
-    found = compare(list(before), list(now), prior=Prior(noise=0.02, prior_df=0))
+    found = compare([list(before)], list(now), prior=Prior(noise=0.02, prior_df=0))
     theirs = stats.ttest_ind(np.log(now), np.log(before))
     assert found.change / found.error == pytest.approx(theirs.statistic, rel=0.05)
     assert found.freedom == theirs.df == 798
@@ -51,39 +51,39 @@ def test_without_outliers_the_comparison_is_close_to_students_test() -> None:
 
 
 def test_an_outlier_has_little_weight_at_any_distance() -> None:
-    without = compare(QUIET[:4], QUIET)
-    slow, slower = compare([*QUIET[:4], 114.0], QUIET), compare([*QUIET[:4], 1140.0], QUIET)
+    without = compare([QUIET[:4]], QUIET)
+    slow, slower = compare([[*QUIET[:4], 114.0]], QUIET), compare([[*QUIET[:4], 1140.0]], QUIET)
     assert abs(slow.change - without.change) < 0.004, "a mean would move by 2.6 %"
     assert slower.change == pytest.approx(slow.change, abs=1e-3)
     assert slow.counted_before < 4.5 and slow.counted_now == pytest.approx(5, abs=0.3)
 
 
 def test_equal_launches_do_not_prove_zero_noise() -> None:
-    same = compare([100.0] * 3, [100.0] * 3)
+    same = compare([[100.0] * 3], [100.0] * 3)
     assert same.noise == pytest.approx(DEFAULT.noise * math.sqrt(DEFAULT.prior_df / (DEFAULT.prior_df + 4)))
-    assert compare([100.0] * 3, [100.0] * 3, prior=Prior(noise=0.02, prior_df=10)).error > 3 * same.error
+    assert compare([[100.0] * 3], [100.0] * 3, prior=Prior(noise=0.02, prior_df=10)).error > 3 * same.error
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.2])
 def test_the_default_prior_adds_no_degrees_of_freedom(noise: float) -> None:
     """With three launches a side, 95 of 100 intervals hold the true change, and more if the prior's noise is larger."""
     rng = np.random.default_rng(3)
-    found = [compare(*np.exp(noise * rng.standard_normal((2, 3))).tolist()) for _ in range(2000)]
+    found = [compare([before], now) for before, now in np.exp(noise * rng.standard_normal((2000, 2, 3))).tolist()]
     held = [abs(one.change) <= one.reach(0.025) for one in found]
     assert np.mean(held) > 0.94
     assert {one.freedom for one in found} == {4}
 
 
 def test_machine_variance_is_added_and_more_launches_do_not_reduce_it() -> None:
-    there = compare(QUIET, QUIET, apart=0.01)
-    assert there.error == pytest.approx(math.hypot(compare(QUIET, QUIET).error, math.sqrt(2) * 0.01))
+    there = compare([QUIET], QUIET, spread=Spread(sd=0.01))
+    assert there.error == pytest.approx(math.hypot(compare([QUIET], QUIET).error, math.sqrt(2) * 0.01))
     assert there.after(10**6).error > math.sqrt(2) * 0.01
-    visits = compare(QUIET, QUIET, lasting=0.5)
-    assert visits.error == compare(QUIET, QUIET, apart=0.5 * visits.noise).error
+    visits = compare([QUIET], QUIET, spread=Spread(of_noise=0.5))
+    assert visits.error == compare([QUIET], QUIET, spread=Spread(sd=0.5 * visits.noise)).error
 
 
 def test_after_predicts_the_comparison_with_more_launches() -> None:
-    now = compare(QUIET, QUIET[:3])
+    now = compare([QUIET], QUIET[:3])
     later = now.after(10)
     assert (later.freedom, later.counted_now, later.launches_now) == (now.freedom + 7, near(10, abs=0.6), 10)
     assert later.reach(0.001) < now.reach(0.001)
@@ -91,13 +91,13 @@ def test_after_predicts_the_comparison_with_more_launches() -> None:
 
 
 def test_an_error_chance_of_zero_needs_an_infinite_change() -> None:
-    assert compare(QUIET, QUIET).reach(0) == math.inf
+    assert compare([QUIET], QUIET).reach(0) == math.inf
 
 
 def test_nan_stays_nan_and_a_time_of_zero_is_refused() -> None:
-    assert math.isnan(compare(QUIET, [math.nan]).change)
+    assert math.isnan(compare([QUIET], [math.nan]).change)
     with pytest.raises(ValueError):
-        compare(QUIET, [0.0])
+        compare([QUIET], [0.0])
 
 
 # Launches in pairs
@@ -197,14 +197,14 @@ def test_a_noisy_row_is_not_shrunk_towards_quiet_rows() -> None:
     chance = 1 / 6000
 
     def red(rows: Sequence[Sequence[float]]) -> float:
-        found = [compare(row[:5], row[5:], prior=prior) for row in rows]
+        found = [compare([row[:5]], row[5:], prior=prior) for row in rows]
         return float(np.mean([one.change > one.reach(chance) for one in found]))
 
     assert red(odd) < 0.002
-    kept = compare(odd[0][:5], odd[0][5:], prior=prior)
+    kept = compare([odd[0][:5]], odd[0][5:], prior=prior)
     assert kept.freedom == 8 and kept.noise > 0.005, "as its own launches have it"
     alike = [[100 * math.exp(x) for x in row] for row in draw.normal(0, 0.002, (500, 10))]
-    heeded = [compare(row[:5], row[5:], prior=prior).freedom > 8 for row in alike]
+    heeded = [compare([row[:5]], row[5:], prior=prior).freedom > 8 for row in alike]
     assert np.mean(heeded) > 0.97, "and those that are like the others learn from them"
 
 
@@ -220,6 +220,6 @@ def test_the_95_percent_interval_holds_the_true_change_in_95_percent(launches: t
     held = 0
     rows = drawn(4000, sum(launches), prior.noise, prior.prior_df)
     for row in rows:
-        found = compare(row[: launches[0]], row[launches[0] :], prior=prior)
+        found = compare([row[: launches[0]]], row[launches[0] :], prior=prior)
         held += abs(found.change) <= found.reach(0.025)
     assert 0.93 <= held / len(rows) <= 0.97

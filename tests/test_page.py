@@ -108,6 +108,17 @@ def test_names_from_tests_stay_text() -> None:
     assert "{{7*7}}" in text, "a name is no template"
 
 
+def test_a_name_cannot_turn_the_direction_of_writing() -> None:
+    """Else ``x[gnp.exe]`` might be shown as ``x[exe.png]``."""
+    label = "x[\u202eabc\x1b[31m]"
+    dots = (Dot(x=1, y=1, name=label, label=label),)
+    charts: dict[str, list[AnyChart]] = {
+        label: [Chart(title="t", across="", up="", series=(Series(name="", dots=dots),))]
+    }
+    text = made(dataclasses.replace(RED, label=label), charts={label: [chart]})
+    assert "\u202e" not in text and "\x1b" not in text and "x[\\u202eabc\\x1b[31m]" in text
+
+
 def test_the_page_names_no_other_host_and_allows_only_its_own_script() -> None:
     text = made(OK, RED)
     assert re.findall(r"(?:src|href)=[\"']?(?!#|data:|[\"'])[^\s>]*", text) == []

@@ -47,6 +47,13 @@ def test_a_users_step_is_saved_and_then_compared(project: pytest.Pytester) -> No
     assert pytest_trainbench.load(project.path / "out")["outcome"].eq("ok").all()
 
 
+def test_few_stored_launches_are_named_when_saved_and_used(project: pytest.Pytester) -> None:
+    few = "1 of 1 baselines have fewer than 5 launches, so that runs see less"
+    replay(project, "--save-baseline", "--launches", "3").stdout.fnmatch_lines([f"*{few}"])
+    replay(project).stdout.fnmatch_lines([f"trainbench: {few}"])
+    replay(project, "--collect-only").stdout.fnmatch_lines([f"trainbench: {few}"])
+
+
 def test_calibrate_reports_the_slowdowns_that_this_machine_detects(project: pytest.Pytester) -> None:
     """The error budget is so small that no row is red. Planted slowdowns are then missed, and the report says so."""
     result = replay(project, "--calibrate", "--launches", "1", "--confirm", "0", "--night-error", "1/1000000")

@@ -13,7 +13,8 @@ from samples import case, failed, launch, record, steps, trace
 
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.schema.record import Launch, Record, Trace, dump, read_record
+from pytest_trainbench.schema.metrics import METRICS, Statistical
+from pytest_trainbench.schema.record import ABOVE_ZERO, Launch, Record, Trace, dump, read_record
 
 
 def stored(folder: Path, of: Record) -> Path:
@@ -131,7 +132,12 @@ def without(key: str) -> str:
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("{}", "it has no 'schema'"),
         (without("launches"), "it has no 'launches'"),
-        (edited(schema=2), "its format is 2, and this pytest-trainbench reads 1"),
+        (
+            edited(schema=2),
+            "its format is 2, and this pytest-trainbench reads 1: a newer version wrote it,"
+            " so update pytest-trainbench",
+        ),
+        (edited(schema=0), "its format is 0, and this pytest-trainbench reads 1"),
         (edited(schema="old"), "its format is 'old', and this pytest-trainbench reads 1"),
         (
             edited(id="another"),
@@ -144,11 +150,15 @@ def without(key: str) -> str:
         ),
         (
             edited(launches=[{"step_ms": [1.0], "metrics": {"mfu": math.nan}}]),
-            "numbers of a launch must be finite, not [nan]",
+            "NaN is no number of JSON",
         ),
         (
             edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 0.0}}]),
             "the metric step_ms must be above 0, not 0.0",
+        ),
+        (
+            edited(launches=[{**dataclasses.asdict(launch()), "metrics": {"step_ms": 9.0, "samples_per_s": 0.0}}]),
+            "the metric samples_per_s must be above 0, not 0.0",
         ),
         (edited(created="yesterday"), "Invalid isoformat string: 'yesterday'"),
         (edited(created="2026-01-02T03:04:05"), "its time, created='2026-01-02T03:04:05', has no time zone"),
@@ -189,6 +199,10 @@ def test_the_error_names_a_file_that_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"bad\.json cannot be read as a record: 'utf-8' codec"):
         read_record(path)
+
+
+def test_every_metric_judged_by_its_noise_is_above_zero() -> None:
+    assert set(ABOVE_ZERO) == {name for name, metric in METRICS.items() if isinstance(metric.gate, Statistical)}
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

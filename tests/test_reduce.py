@@ -81,7 +81,7 @@ def test_regular_slow_steps_stay_in_the_window() -> None:
 def test_a_step_figure_that_is_not_finite_is_named_and_the_others_are_kept(value: float) -> None:
     found = reduce(pair(figures={"perplexity": value, "gb_per_s": 7.0}), peak_tflops=None)
     assert (found.outcome, found.figures) == ("invalid", {"gb_per_s": 7.0})
-    assert found.reason == f"perplexity, which the step says of itself, is {value}"
+    assert found.reason == f"the step's own figure perplexity is {value}"
 
 
 def test_an_outlier_in_the_window_counts_in_the_throughput() -> None:
@@ -306,9 +306,11 @@ def test_steps_before_the_first_compared_step_may_have_any_loss() -> None:
     assert loss_fault(astray, REFERENCE, 0.05) is not None
     assert loss_fault(astray, REFERENCE, 0.05, since=3) is None
     assert loss_deviation(astray, REFERENCE, since=3) == pytest.approx(0.09 / 2)
-    assert loss_fault(REFERENCE, REFERENCE, 0.05, since=4) == "only 1 of its losses can be held against the reference's"
+    assert (
+        loss_fault(REFERENCE, REFERENCE, 0.05, since=4) == "only 1 of its losses can be compared with the reference's"
+    )
     assert loss_deviation(REFERENCE, REFERENCE, since=4) is None
-    assert loss_fault(REFERENCE, REFERENCE, 0.05, 9) == "only 0 of its losses can be held against the reference's"
+    assert loss_fault(REFERENCE, REFERENCE, 0.05, 9) == "only 0 of its losses can be compared with the reference's"
     assert str(loss_fault([4.0, 9.0, 2.3, 2.0], REFERENCE, 0.05, since=3)).startswith(
         "it trains wrong: the loss of step 3"
     )
@@ -322,7 +324,7 @@ def test_a_high_loss_does_not_hide_a_small_fall() -> None:
 def test_only_steps_of_both_trainings_are_compared() -> None:
     assert loss_fault([*REFERENCE, 9.0], REFERENCE, 0.0) is None
     assert loss_fault(REFERENCE[:2], [*REFERENCE[:2], 9.0], 0.0) is None
-    assert loss_fault([4.0], REFERENCE, 0.05) == "only 1 of its losses can be held against the reference's"
+    assert loss_fault([4.0], REFERENCE, 0.05) == "only 1 of its losses can be compared with the reference's"
 
 
 @pytest.mark.parametrize("reference", [[2.0, 2.0, 2.0], [2.0, 2.1, 2.2], [2.0, math.nan, 1.5], [math.nan, 2.0, 1.5]])

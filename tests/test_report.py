@@ -13,7 +13,8 @@ import pytest
 from samples import MIB, failed, launch, metric, record, steps
 
 from pytest_trainbench.judge.compare import GENERATED
-from pytest_trainbench.judge.outcome import Verdict
+from pytest_trainbench.judge.middle import both_judged
+from pytest_trainbench.judge.outcome import Change, Verdict
 from pytest_trainbench.judge.policy import Policy
 from pytest_trainbench.judge.verdict import judge
 from pytest_trainbench.report import markdown, terminal
@@ -42,6 +43,7 @@ SUSPECTS = (("torch", "2.11.0", "2.13.0"), ("ecc", None, True))
 def row(now: Record, then: Record | None = BASELINE, *, label: str, **replaced: Any) -> Row:
     """The judged row of a test that ran."""
     verdict = judge(now, then, suspects=SUSPECTS)
+    now, then = both_judged(verdict, now, then)
     usual = {"label": label, "verdict": verdict, "record": now, "baseline": then, "fails": verdict.fails(ci=False)}
     return Row(**{**usual, **replaced})
 
@@ -101,7 +103,7 @@ def test_on_a_cpu_the_table_shows_process_memory_and_small_figures() -> None:
     assert terminal.summary([row(now, now, label="sharding[ddp-dp2]")]) == text("""
         case                 samples/s    step ms    process MiB    TFLOPS    launches    change    sees  outcome
         -----------------  -----------  ---------  -------------  --------  ----------  --------  ------  ---------
-        sharding[ddp-dp2]     1,234.57     100.50            512    0.0123           3      0.0%   ≥3.0%  ok
+        sharding[ddp-dp2]     1,234.57     100.50            512    0.0123           3      0.0%   ≥5.0%  ok
         """)
 
 
@@ -172,7 +174,7 @@ def test_a_red_report_shows_the_change_the_baseline_and_the_next_command() -> No
     assert terminal.failure(REGRESSION) == text("""
         regression: sharding[zero2-dp4]: step time 8.3% worse (sees ≥ 1.7%); peak allocated memory 1.0% worse (sees ≥ 0.5%)
           judged    step time: 100 → 108.3 ms, 8.3% worse (sees ≥ 1.7%; 95 % sure: −9.0% … −7.6%): regression
-                    samples/s: 40 → 36.9344 1/s, 7.7% worse (sees ≥ 2.4%; 95 % sure: −8.3% … −7.1%): regression
+                    samples/s: 40 → 36.9344 1/s, 7.7% worse (sees ≥ 2.3%; 95 % sure: −8.3% … −7.1%): regression
                     peak allocated memory: 11,193 → 11,300 MiB, 1.0% worse (sees ≥ 0.5%): regression
                     the same: FLOPs
           baseline  baselines/h200-sxm/train_step-zero2-dp4-0badcafe.json, saved 2026-01-02T03:04:05+00:00
@@ -200,7 +202,7 @@ def test_the_report_names_one_more_collective_and_the_unchanged_step_time() -> N
     assert terminal.failure(red) == text("""
         regression: a: collectives a step, all ranks: 6 → 8; bytes into collectives a step, all ranks: 20,972,544 → 20,972,552; the step time did not change (sees ≥ 1.7%)
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
-                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.3%; 95 % sure: −0.7% … +0.7%): ok
                     collectives a step, all ranks: 6 → 8, 2 more: regression
                     bytes into collectives a step, all ranks: 20,972,544 → 20,972,552 B, 8 more: regression
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
@@ -240,10 +242,20 @@ def test_a_baseline_without_collective_counts_reports_none() -> None:
 
 def test_counts_that_vary_between_launches_are_noted_once_for_all_rows() -> None:
     before = steps(100.0, 100.0, 100.0, kernels=10)
-    now = record(*(launch(kernels=kernels) for kernels in (10, 11, 11)))
+    now = record(*(launch(kernels=kernels) for kernels in (9, 10, 11)))
     assert terminal.notes([row(now, before, label=label) for label in ("a", "b")]) == [
         "not judged: kernels a step, not the same in every launch: a, b"
     ]
+
+
+def test_odd_launches_are_in_the_notes_or_in_the_red_row() -> None:
+    before = steps(100.0, 100.0, 100.0, kernels=10)
+    green = row(record(*(launch(kernels=kernels) for kernels in (10, 11, 10))), before, label="a")
+    said = "1 of 3 launches counted 11 instead of 10"
+    assert terminal.notes([green]) == [f"odd launch: a: kernels a step: {said}"]
+    red = row(record(*(launch(130.0, kernels=kernels) for kernels in (10, 11, 10))), before, label="a", fails=True)
+    assert terminal.notes([red]) == []
+    assert f"            kernels a step: 10 → 10, unchanged: ok; {said}\n" in terminal.failure(red)
 
 
 def test_kernel_counts_of_compiled_steps_are_noted_for_each_row() -> None:
@@ -279,7 +291,7 @@ def test_a_change_in_flops_is_incomparable_and_neither_better_nor_worse(flops: i
     assert terminal.failure(other) == text(f"""
         incomparable: a: FLOPs: 14,901,161,193,847, now {now}: the step does other work than the baseline's
           judged    step time: 100 → 100 ms, unchanged (sees ≥ 1.7%; 95 % sure: −0.7% … +0.7%): ok
-                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.4%; 95 % sure: −0.7% … +0.7%): ok
+                    samples/s: 40 → 40 1/s, unchanged (sees ≥ 2.3%; 95 % sure: −0.7% … +0.7%): ok
                     peak allocated memory: 11,193 → 11,193 MiB, unchanged (sees ≥ 0.5%): ok
                     FLOPs: 14,901,161,193,847 → {now} FLOP, {moved}: incomparable
           launches  3 against 3
@@ -308,7 +320,7 @@ def under(ms: float, **conditions: float) -> Record:
 def test_a_report_that_blames_the_machine_offers_no_accept_command() -> None:
     found = row(under(130.0, sm_mhz=1410.0, hw_thermal=0.63), under(100.0), label="sharding[zero2-dp4]")
     assert terminal.failure(found) == text("""
-        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine, not the code: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
+        environment: sharding[zero2-dp4]: step time 30.0% worse (sees ≥ 1.5%); the machine first; the code is not excluded: SM clock 1,410 MHz on device 1, baseline 1,980 MHz, and thermal slowdown by the hardware in 63% of the window on device 1, baseline 0%
           judged    step time: 100 → 130 ms, 30.0% worse (sees ≥ 1.5%; 95 % sure: −30.9% … −29.2%): environment
           launches  3 against 3
           machine   SM clock 1,410 MHz on device 1, baseline 1,980 MHz
@@ -316,6 +328,7 @@ def test_a_report_that_blames_the_machine_offers_no_accept_command() -> None:
           differs   torch: 2.11.0 → 2.13.0
                     ecc: not known → True
           then      first check the machine, then run this again; do not save a new baseline
+          code      --against=COMMIT compares two commits on this machine as it is
         """)  # noqa: E501
 
 
@@ -422,9 +435,19 @@ def test_only_the_first_of_many_suspects_are_shown(count: int, shown: int, last:
 def test_a_save_line_says_what_was_replaced(now: Record, replaced: Record | None, words: str) -> None:
     save = Saved(path=Path("baselines/h200-sxm/x.json"), record=now, replaced=replaced)
     assert (
-        terminal.saved([save, save]).splitlines()
+        terminal.saved([save, save], wanted=1).splitlines()
         == [f"saved sharding[zero2-dp2]: {words} → baselines/h200-sxm/x.json"] * 2
     )
+
+
+def test_saving_fewer_launches_than_the_default_is_noted_once() -> None:
+    saves = [
+        Saved(path=Path("x.json"), record=one, replaced=None)
+        for one in (measured(90.0), steps(*[90.0] * 5), record(failed("oom")))
+    ]
+    *_, last = terminal.saved(saves, wanted=5).splitlines()
+    assert last == "1 of 3 baselines have fewer than 5 launches, so that runs see less"
+    assert terminal.few_launches([one.record for one in saves[1:]], wanted=5) == ""
 
 
 # Markdown
@@ -437,6 +460,8 @@ def test_markdown_has_the_failures_before_the_table_and_the_notes() -> None:
     assert report == (
         text("""
         ## Training benchmark: 1 ok, 2 no-baseline, 1 crash
+
+        4 rows: 1 judged their time, 3 nothing
 
         4 × NVIDIA H200
 
@@ -498,8 +523,50 @@ def test_markdown_of_400_crashes_is_small_enough_for_github() -> None:
     assert "- crash: row[399]: rank 1 was killed by SIGSEGV while timing 20 steps\n" in report
 
 
-def test_markdown_of_ok_rows_is_only_the_table() -> None:
-    assert markdown.report([OK], "header", {}).count("\n\n") == 2
+def test_markdown_of_ok_rows_is_only_the_first_line_and_the_table() -> None:
+    assert markdown.report([OK], "header", {}).count("\n\n") == 3
+
+
+# What a night judged
+
+
+def told(*outcomes: str) -> Row:
+    """A row whose step time, device time, kernels and FLOPs ended so."""
+    changes = [
+        Change(metric=name, before=1.0, now=1.0, change=0.0, sees=0.0, outcome=outcome)
+        for name, outcome in zip(("step_ms", "compute_ms", "kernels", "flops_per_step"), outcomes, strict=False)
+    ]
+    return Row(label="a", verdict=Verdict(outcome="ok", changes=tuple(changes)))
+
+
+def test_the_first_line_says_how_many_rows_judged_what() -> None:
+    rows = [
+        *[told("ok", "ok", "ok")] * 3,
+        told("noisy", "ok", "ok"),
+        told("noisy", "noisy", "ok"),
+        told("noisy", "noisy", "not judged", "ok"),
+        CRASH,
+        skipped("b"),
+        Row(label="c", verdict=Verdict(outcome="oom", reason="as before")),
+    ]
+    line = "7 rows: 3 judged their time, 1 only their device's time, 1 only counts and memory, 2 nothing"
+    assert terminal.census(rows) == line
+    assert markdown.report(rows, "header", {}).splitlines()[2] == line
+    assert terminal.census([skipped("b")]) == ""
+    assert terminal.census([told("environment")]) == "1 row: 1 judged its time"
+    slow = Change(metric="samples_per_s", before=2.0, now=1.0, change=-0.5, sees=0.1, outcome="regression")
+    both = dataclasses.replace(told("noisy").verdict, changes=(*told("noisy").verdict.changes, slow))
+    assert both.judged == "time", "throughput tells of the time if it is red"
+
+
+def test_too_many_rows_that_judged_no_time_fail_the_run() -> None:
+    half = [told("ok"), told("noisy", "noisy", "ok")]
+    assert not terminal.too_blind(half, 0.5)
+    most = [*half, told("noisy")]
+    assert terminal.too_blind(most, 0.5) and not terminal.too_blind(most, 1.0)
+    said = "; more than 50% judged no time, so the run fails where CI is set (--unjudged-share)"
+    assert terminal.census(most, most=0.5).endswith(said)
+    assert not terminal.too_blind([skipped("b")], 0.5)
 
 
 def test_tables_of_the_suite_follow_with_their_titles() -> None:

@@ -18,6 +18,7 @@ ROOT = Path("/project")
 DEFAULTS = Settings(
     hw="auto",
     save_baseline=False,
+    add=False,
     missing=False,
     stale=False,
     calibrate=False,
@@ -28,11 +29,13 @@ DEFAULTS = Settings(
     night_error=1 / 30,
     floor=None,
     fail_on_improvement=False,
+    unjudged_share=0.5,
     stale_days=90,
     baseline_dir=ROOT / "baselines",
     devices=None,
     nodes=1,
     node_port=29600,
+    node_host="",
     memory_cap=None,
     launch_timeout=600.0,
     run_timeout=None,
@@ -43,7 +46,7 @@ DEFAULTS = Settings(
     task_samples=None,
     report_md=None,
     report_html=None,
-    preload="",
+    preload="torch._dynamo",
     project="",
     ci=False,
 )
@@ -51,6 +54,7 @@ DEFAULTS = Settings(
 GIVEN: dict[str, tuple[str, Any]] = {
     "hw": ("h200", "h200"),
     "save_baseline": ("true", True),
+    "add": ("true", True),
     "missing": ("true", True),
     "stale": ("true", True),
     "calibrate": ("true", True),
@@ -60,11 +64,13 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "night_error": ("1/100", 0.01),
     "floor": ("2%", 0.02),
     "fail_on_improvement": ("true", True),
+    "unjudged_share": ("25%", 0.25),
     "stale_days": ("30", 30),
     "baseline_dir": ("/stored", Path("/stored")),
     "devices": ("2", 2),
     "nodes": ("2", 2),
     "node_port": ("29500", 29500),
+    "node_host": ("10.0.0.1", "10.0.0.1"),
     "memory_cap": ("32GB", 32.0),
     "launch_timeout": ("90.5", 90.5),
     "run_timeout": ("3600", 3600.0),
@@ -109,6 +115,12 @@ def test_against_refuses_options_that_contradict_it(given: dict[str, str], sente
         settings({"against": "main", **given})
 
 
+def test_add_needs_save_baseline() -> None:
+    with pytest.raises(ValueError, match=r"^--add adds launches to stored baselines: use it with --save-baseline$"):
+        settings({"add": "true"})
+    assert settings({"add": "true", "save_baseline": "true"}).add
+
+
 def test_missing_and_stale_exclude_each_other() -> None:
     sentence = "--missing runs cases without a baseline, and --stale runs cases with one: leave one out"
     with pytest.raises(ValueError, match=f"^{sentence}$"):
@@ -137,7 +149,12 @@ def test_every_option_is_on_a_page() -> None:
 def test_every_option_can_be_given_in_three_places(name: str) -> None:
     text, value = GIVEN[name]
     variable = f"TRAINBENCH_{name.upper()}"
-    for found in (settings({name: text}), settings(environment={variable: text}), settings(ini={name: text})):
+    needed = {"save_baseline": "true"} if name == "add" else {}
+    for found in (
+        settings({name: text, **needed}),
+        settings(needed, environment={variable: text}),
+        settings(needed, ini={name: text}),
+    ):
         assert getattr(found, name) == value != getattr(DEFAULTS, name)
 
 
@@ -210,6 +227,7 @@ MEMORY = "it must be a number of GB above 0, for example 32GB"
         *(("confirm", text, WHOLE) for text in ("-1", "some", "1.5", "٣")),
         *(("night_error", text, FRACTION) for text in ("0", "-1", "1/0", "nan", "often")),
         *(("floor", text, FRACTION) for text in ("0%", "100%", "-1%", "%", "inf")),
+        *(("unjudged_share", text, FRACTION) for text in ("0", "-1", "most")),
         *(("launch_timeout", text, SECONDS) for text in ("0", "-5", "nan", "inf", "1h")),
         ("run_timeout", "0", SECONDS),
         ("floor", "5", f"{FRACTION}; for 5 percent type 5%"),
@@ -267,6 +285,11 @@ def test_a_switch_can_be_written_as_true_yes_or_1(text: str, means: bool) -> Non
 )
 def test_the_ci_variable_is_detected(environment: dict[str, str], ci: bool) -> None:
     assert settings(environment=environment).ci is ci
+
+
+def test_optimizers_find_their_modules_imported_unless_the_project_names_others() -> None:
+    assert settings().preload == "torch._dynamo"
+    assert settings(ini={"preload": "deepspeed"}).preload == "deepspeed"
 
 
 def test_project_and_preload_come_only_from_the_ini_file() -> None:

@@ -56,13 +56,28 @@ def runs(
         ([], None),
         (["", ""], None),
         (["ok", "ok"], (1, None, 1, ("c1", "now"))),
-        (["saved", "regression", "crash"], (3, 1, 0, ("c0", "c1"))),
+        (["saved", "regression", "regression"], (3, 1, 0, ("c0", "c1"))),
+        (["ok", "regression", "timeout", "no-baseline", "crash", "regression"], (3, 1, 0, ("c0", "c1"))),
+        (["ok", "timeout", "incomparable"], (1, None, 0, ("c0", "now"))),
         (["improvement", "noisy", "regression", "", "noisy", "oom"], (2, 2, 0, ("c0", "c2"))),
         (["regression", "ok", "regression"], (2, 2, 1, ("c1", "c2"))),
-        (["environment", "invalid"], (3, 0, None, None)),
+        (["regression", "regression"], (3, 0, None, None)),
+        (["environment", "invalid"], None),
         (["no-baseline", "skipped"], None),
     ],
-    ids=["first", "not in it", "tonight", "nights", "passed over", "again", "never green", "never judged"],
+    ids=[
+        "first",
+        "not in it",
+        "tonight",
+        "nights",
+        "other failures between",
+        "other failures alone",
+        "passed over",
+        "again",
+        "never green",
+        "never this outcome",
+        "never judged",
+    ],
 )
 def test_a_row_turned_red_between_its_last_green_and_first_red_run(
     earlier: list[str], expected: tuple[int, int | None, int | None, tuple[str, str] | None] | None
@@ -70,7 +85,7 @@ def test_a_row_turned_red_between_its_last_green_and_first_red_run(
     def started(night: int | None) -> datetime | None:
         return None if night is None else START + timedelta(days=night)
 
-    found = turned(runs(earlier), CASE.id, environment("now"), machine=HERE)
+    found = turned(runs(earlier), CASE.id, environment("now"), outcome="regression", machine=HERE)
     if expected is None:
         assert found is None
         return
@@ -98,7 +113,7 @@ def test_two_nights_of_one_dirty_commit_may_have_different_code(
         replace(run, environment=dirty, entries={CASE.id: replace(run.entries[CASE.id], code=code)})
         for run, code in zip(runs(outcomes), codes, strict=True)
     ]
-    found = turned(earlier, CASE.id, dirty, machine=HERE, code=now)
+    found = turned(earlier, CASE.id, dirty, outcome="regression", machine=HERE, code=now)
     assert found is not None and found.differs == differs
 
 
@@ -110,25 +125,34 @@ def test_two_nights_of_one_dirty_commit_may_have_different_code(
 def test_in_a_shared_history_only_this_machines_nights_count(machines: tuple[str, ...], count: int, green: int) -> None:
     """The machines take turns, and the row is red on one of them. The other one's green nights have another level."""
     earlier = runs(["ok", "ok", "regression", "ok", "regression", "ok"], machines)
-    found = turned(earlier, CASE.id, environment("now"), machine=HERE)
+    found = turned(earlier, CASE.id, environment("now"), outcome="regression", machine=HERE)
     assert found is not None
     assert (found.runs, found.green) == (count, START + timedelta(days=green))
 
 
+def test_machines_without_an_id_are_not_one_machine() -> None:
+    """Nights of all machines count then, as where this machine has none."""
+    earlier = runs(["regression", "ok"], ("", ELSEWHERE))
+    earlier = [replace(run, environment=replace(run.environment, machine="")) for run in earlier]
+    found = turned(earlier, CASE.id, environment("now"), outcome="regression", machine="")
+    assert found is not None and (found.runs, found.green) == (1, START + timedelta(days=1))
+
+
 @pytest.mark.parametrize(
-    ("earlier", "fails", "count"),
+    ("earlier", "fails", "outcome", "count"),
     [
-        (["ok", "improvement", "improvement"], (False, True, True), 3),
-        (["ok", "no-baseline", "no-baseline"], (False, True, True), 3),
-        (["ok", "improvement", "improvement"], (False, True, False), 1),
-        (["ok", "no-baseline", "regression"], (False, False, True), 2),
+        (["ok", "improvement", "improvement"], (False, True, True), "improvement", 3),
+        (["ok", "no-baseline", "no-baseline"], (False, True, True), "no-baseline", 3),
+        (["ok", "improvement", "improvement"], (False, True, False), "improvement", 1),
+        (["ok", "no-baseline", "regression"], (False, False, True), "regression", 2),
+        (["ok", "improvement", "regression"], (False, True, True), "regression", 2),
     ],
-    ids=["--fail-on-improvement", "CI", "an improvement that passed", "at a desk"],
+    ids=["--fail-on-improvement", "CI", "an improvement that passed", "at a desk", "another failure"],
 )
 def test_a_row_counts_as_red_if_it_failed_in_its_own_run(
-    earlier: list[str], fails: tuple[bool, ...], count: int
+    earlier: list[str], fails: tuple[bool, ...], outcome: str, count: int
 ) -> None:
-    found = turned(runs(earlier, fails=fails), CASE.id, environment("now"), machine=HERE)
+    found = turned(runs(earlier, fails=fails), CASE.id, environment("now"), outcome=outcome, machine=HERE)
     assert found is not None and found.green is not None
     assert found.runs == count
 

@@ -34,6 +34,7 @@ class Pack:
     doing: str = "starting"
     over: set[int] = field(default_factory=set)
     wrote: set[int] = field(default_factory=set)
+    ice: set[int] = field(default_factory=set)
     go: bool = False
     cut_off: bool = False
     did: list[tuple[str, float]] = field(default_factory=list)
@@ -61,6 +62,9 @@ class Pack:
 
     def leaving(self) -> bool:
         return self.go
+
+    def frozen(self) -> set[int]:
+        return set(self.ice)
 
     def cut(self) -> bool:
         return self.cut_off
@@ -101,6 +105,24 @@ def watchdog(pack: Pack) -> Watchdog:
 def test_ranks_that_work_are_left_alone(pack: Pack, watchdog: Watchdog) -> None:
     assert until(pack, watchdog, LIMIT_S) and pack.did == []
     assert watchdog.observed == Observed()
+
+
+def test_the_limit_begins_when_the_ranks_begin(pack: Pack, watchdog: Watchdog) -> None:
+    """Before that, the fork server imports the modules of the preload."""
+    until(pack, watchdog, LIMIT_S - 1)
+    pack.doing = "opening the device"
+    until(pack, watchdog, 2 * LIMIT_S)
+    assert pack.did == []
+    until(pack, watchdog, 2 * LIMIT_S + GRACE_S + 1)
+    assert pack.first("give up") == pytest.approx(2 * LIMIT_S - 1 + GRACE_S, abs=2 * LOOK_EVERY_S)
+
+
+def test_ranks_that_were_stopped_are_noted_until_a_rank_ends(pack: Pack, watchdog: Watchdog) -> None:
+    pack.ice = {1}
+    until(pack, watchdog, 1.0)
+    pack.ice, pack.over, pack.wrote = set(), {0}, {0}
+    until(pack, watchdog, 2.0)
+    assert watchdog.observed.frozen == {1}
 
 
 def test_each_phase_is_shown_once(pack: Pack, watchdog: Watchdog) -> None:

@@ -12,8 +12,8 @@ HEADLINE_BATCH = 16
 cost."""
 
 
-class Run(NamedTuple):
-    """One row: parameters of :func:`bench_tests.steps.layer.layer_pass`. ``str`` of a run is the row's name."""
+class LayerPass(NamedTuple):
+    """One row: parameters of :func:`bench_tests.steps.layer.layer_pass`. ``str`` of it is the row's name."""
 
     layer: str
     direction: str
@@ -27,15 +27,15 @@ class Run(NamedTuple):
         return name if self.counting == "exact" else f"{name}-{self.counting}"
 
 
-def headline(modes: Iterable[str]) -> list[Run]:
+def headline(modes: Iterable[str]) -> list[LayerPass]:
     """Each layer's largest batch, and :data:`HEADLINE_BATCH`."""
     return [run for run in full(modes) if run.batch in (HEADLINE_BATCH, max(LAYERS[run.layer].batches))]
 
 
-def full(modes: Iterable[str]) -> list[Run]:
+def full(modes: Iterable[str]) -> list[LayerPass]:
     """The whole published grid."""
     return [
-        Run(layer, direction, mode, batch, sequence)
+        LayerPass(layer, direction, mode, batch, sequence)
         for layer, row in LAYERS.items()
         for direction in DIRECTIONS
         for mode in modes
@@ -44,13 +44,13 @@ def full(modes: Iterable[str]) -> list[Run]:
     ]
 
 
-def published() -> list[Run]:
+def published() -> list[LayerPass]:
     """The whole published grid with the published set-up: eager attention, and inputs without a gradient."""
     runs = full(["eager"])
     return [run if run.direction == "fwd" else run._replace(counting="published") for run in runs]
 
 
-def smoke() -> list[Run]:
+def smoke() -> list[LayerPass]:
     """One tiny shape for every layer and direction, and one row with the other attention and the other counting."""
-    runs = [Run(layer, direction, "sdpa", 2, 16) for layer in LAYERS for direction in DIRECTIONS]
-    return [*runs, Run("bert", "fwd_bwd", "eager", 2, 16, "published")]
+    runs = [LayerPass(layer, direction, "sdpa", 2, 16) for layer in LAYERS for direction in DIRECTIONS]
+    return [*runs, LayerPass("bert", "fwd_bwd", "eager", 2, 16, "published")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import median
 
 from bench_tests.pages.stored import HEADLINE, sharded
+from bench_tests.tables.format import samples_per_s
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record
 
@@ -70,8 +70,8 @@ def sharding(records: Sequence[Record]) -> str:
     points = [
         Point(
             name=one.case.params["strategy"],
-            x=median(one.values("peak_allocated_bytes")) / 2**30,
-            y=median(one.values("samples_per_s")),
+            x=(one.figure("peak_allocated_bytes") or 0.0) / 2**30,
+            y=samples_per_s(one),
             filled=not host_bound(one),
         )
         for one in rows

@@ -37,8 +37,9 @@ WHEN = {
     "skipped": "The case needs more devices than there are, or the test called `pytest.skip`. A run in which every row"
     " is skipped fails where `CI` is set.",
     "regression": "The row is worse than its baseline by more than noise and more than the floor. A count is worse"
-    " when it grows at all.",
-    "environment": "The row is slower, and the [machine accounts for it](environment.md).",
+    " when it grows at all in most launches.",
+    "environment": "The row is slower, and the [machine](environment.md) may be why. The report says whether the code"
+    " is excluded.",
     "incomparable": "The baseline is of another device, link, power cap or number of nodes, or of a step that does"
     " other work, or it has a figure that this run lacks.",
     "invalid": "The figures cannot be trusted: a [guard](how-it-works.md#guards) failed.",

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: README.md, CONTRIBUTING.md and CHANGELOG.md are pages too, and no page loads from another host."""
+"""Hooks of mkdocs: README.md and other files beside docs/ are pages too, and no page loads from another host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 
-BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+BESIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "SECURITY.md": "SECURITY.md",
+}
 """Pages beside docs/, and their names in the site."""
 
 LOADED = {"src", "srcset", "poster", "data"}

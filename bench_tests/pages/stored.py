@@ -12,6 +12,8 @@ from bench_tests.results.stored import stored
 from bench_tests.tables.parallel_3d import parallel_3d
 from bench_tests.tables.sharding import sharding
 from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.judge.explain import least
+from pytest_trainbench.judge.middle import stored_judged
 from pytest_trainbench.schema.metrics import host_bound
 from pytest_trainbench.schema.record import Record, read_record
 
@@ -33,7 +35,9 @@ def with_page() -> list[str]:
 
 
 def records() -> list[Record]:
-    return [read_record(path) for paths in stored(FAMILY).values() for path in paths]
+    return [
+        record for paths in stored(FAMILY).values() for record in stored_judged([read_record(path) for path in paths])
+    ]
 
 
 def blocks(found: Sequence[Record]) -> dict[str, str]:
@@ -74,7 +78,7 @@ def measured_on(found: Sequence[Record]) -> str:
     launches = sorted({len(one.launches) for one in rows})
     device = " and ".join(sorted({str(one.environment["must_match"]["device"]) for one in rows}))
     return (
-        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; medians of {span(launches, '{:d}')} launches a row,"
+        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; middles of {span(launches, '{:d}')} launches a row,"
         f" on {machines} machine{'s' * (machines > 1)}."
     )
 
@@ -84,8 +88,8 @@ def host_bound_sharding(found: Sequence[Record]) -> str:
     return table(
         {
             "strategy": f"`{one.case.params['strategy']}`",
-            "step ms": f"{median(one.values('step_ms')):.1f}",
-            "compute ms": figure(one.median("compute_ms"), "{:.1f}"),
+            "step ms": figure(one.figure("step_ms"), "{:.1f}"),
+            "compute ms": figure(one.figure("compute_ms"), "{:.1f}"),
             "spread between launches": percent(spread(one)),
             "host-bound": "yes" if host_bound(one) else "no",
         }
@@ -104,9 +108,9 @@ def recorded(found: Sequence[Record]) -> str:
     return table(
         {
             "row": f"`{eager.label}`",
-            "eager, ms": f"{median(eager.values('step_ms')):.1f}",
+            "eager, ms": figure(eager.figure("step_ms"), "{:.1f}"),
             "spread": percent(spread(eager)),
-            "as a CUDA graph, ms": f"{median(graph.values('step_ms')):.1f}",
+            "as a CUDA graph, ms": figure(graph.figure("step_ms"), "{:.1f}"),
             "spread ": percent(spread(graph)),
         }
         for eager, graph in pairs
@@ -117,7 +121,7 @@ def tensor_parallel_host(found: Sequence[Record]) -> str:
     """By engine, how many times the device's compute time the host needs to issue a step."""
     times: dict[str, list[float]] = {}
     for one in found:
-        host, compute, step = map(one.median, ("host_ms", "compute_ms", "step_ms"))
+        host, compute, step = map(one.figure, ("host_ms", "compute_ms", "step_ms"))
         if one.case.mesh.tp > 1 and host and compute and step:
             engine = ENGINES[one.case.params["engine"]]
             if not engine.recorded:
@@ -152,7 +156,7 @@ def products(found: Sequence[Record]) -> str:
     """What a power cap takes from matrix products that run for the whole window."""
     lines = []
     for one in found:
-        compute_ms, clocks = one.median("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
+        compute_ms, clocks = one.figure("compute_ms"), [launch.conditions.get("sm_mhz") for launch in one.launches]
         if one.label.startswith("matrix_product[") and compute_ms and all(clocks):
             flops = median(one.values("flops_per_step"))
             lines.append(
@@ -160,7 +164,7 @@ def products(found: Sequence[Record]) -> str:
                     "row": f"`{one.label}`",
                     "SM clock, MHz": span([mhz[0] for mhz in clocks if mhz], "{:,.0f}"),
                     "at the power cap": percent(capped(one)),
-                    "TFLOPS over the window": figure(one.median("tflops_per_device"), "{:.0f}"),
+                    "TFLOPS over the window": figure(one.figure("tflops_per_device"), "{:.0f}"),
                     "TFLOPS of the profiled kernels": f"{flops / compute_ms / 1e9:.0f}",
                 }
             )
@@ -180,6 +184,33 @@ def unequal_kernels(found: Sequence[Record]) -> str:
         kernels = one.values("kernels")
         if len(set(kernels)) > 1:
             lines.append({"row": f"`{one.label}`", "kernels a step": span(kernels, "{:,g}")})
+    return table(lines)
+
+
+def expected_sight(found: Sequence[Record]) -> str:
+    """What a run of all stored rows sees on the baseline's machine, on another one, and with three known machines."""
+    from benchmarks.detection.sight import UNKNOWN, elsewhere
+
+    rows_ok = [one for one in found if one.outcome == "ok"]
+    lines = []
+    for where, machines, machine in (
+        ("the machine of its baseline", 1, None),
+        ("another machine; one is known", 1, UNKNOWN),
+        ("another machine; three are known, 0.25 % apart (synthetic)", 3, UNKNOWN),
+    ):
+        night = list(elsewhere(rows_ok, machines=machines, machine=machine))
+        for bound, sort in ((False, "device-bound"), (True, "host-bound")):
+            rows = [(outcome, sees) for is_bound, outcome, sees in night if is_bound == bound]
+            if rows:
+                able = sum(outcome != "noisy" for outcome, _ in rows)
+                lines.append(
+                    {
+                        "a row runs on": where,
+                        "rows": sort,
+                        "can judge their time": f"{able} of {len(rows)}",
+                        "median `sees`": least(median(sees for _, sees in rows)),
+                    }
+                )
     return table(lines)
 
 
@@ -216,5 +247,6 @@ BLOCKS: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "scaling-losses": scaling_losses,
     "products": products,
     "unequal-kernels": unequal_kernels,
+    "expected-sight": expected_sight,
 }
 """A block is a function of all stored records and its row here."""

@@ -16,6 +16,7 @@ from bench_tests.results.stored import FOLDER, stored
 from bench_tests.tables import tables
 from bench_tests.tables.format import TWO_MACHINES, bound_by, peak_mib, percent, rate, text
 from pytest_trainbench.hardware.catalog import TABLE
+from pytest_trainbench.judge.middle import stored_judged
 from pytest_trainbench.listing import Listed, listed
 from pytest_trainbench.project.sources import Tree
 from pytest_trainbench.report.rows import devices
@@ -50,10 +51,10 @@ def page(family: str, records: Sequence[Record], rows: Mapping[str, Listed], cod
     parts = [
         f"# Results: {family.upper()}",
         f"Made by `python -m bench_tests.results {family}` from the {len(records)} baselines of {', '.join(names)}"
-        " under `baselines/`. Figures are medians over launches. Published figures are of other machines; they are"
-        f" shown and never used to judge. {TWO_MACHINES} marks a ratio of two rows from different machines, whose"
-        " hosts may differ more than the rows do. *Every row* names the machine of each row, and says whether its host"
-        " sets the pace.",
+        " under `baselines/`. Figures are the judged [locations](statistics.md#location) of launches."
+        f" Published figures are of other machines; they are shown and never used to judge. {TWO_MACHINES} marks a"
+        " ratio of two rows from different machines, whose hosts may differ more than the rows do. *Every row* names"
+        " the machine of each row, and says whether its host sets the pace.",
         _environment(records),
         _code(records, code),
         *(derived(f"## {title}", table, "pipe") for title, table in tables(records).items()),
@@ -109,11 +110,11 @@ def _row(record: Record) -> dict[str, str]:
         "case": record.label,
         "devices": str(devices(record)),
         "samples/s": rate(record),
-        "step ms": f"{statistics.median(step_ms):,.2f}",
-        "compute ms": text(record.median("compute_ms"), "{:,.2f}".format),
+        "step ms": text(record.figure("step_ms"), "{:,.2f}".format),
+        "compute ms": text(record.figure("compute_ms"), "{:,.2f}".format),
         "bound by": bound_by(record),
         "peak MiB": peak_mib(record),
-        "MFU": percent(record.median("mfu"), digits=1),
+        "MFU": percent(record.figure("mfu"), digits=1),
         "launches": str(len(record.launches)),
         "spread": percent(spread, digits=1),
         "machine": record.machine,
@@ -171,6 +172,6 @@ def main(family: str) -> None:
         sys.exit(f"{FOLDER} has no baselines of {family}; known hardware: {', '.join(sorted(TABLE))}")
     if len(kinds) > 1:  # tables have one line a row, so only the last kind of hardware would appear
         sys.exit(f"{FOLDER} has baselines of several kinds of {family}; name one of them: {', '.join(kinds)}")
-    records = [read_record(path) for paths in kinds.values() for path in paths]
+    records = stored_judged([read_record(path) for paths in kinds.values() for path in paths])
     code = look(records, Tree.of(ROOT))
     sys.stdout.write(page(family, records, listed([ROOT / "bench_tests"], family, root=ROOT), code))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from statistics import median
 from typing import TYPE_CHECKING
 
 from pytest_trainbench.report.rows import mib
@@ -43,8 +42,10 @@ def trained(records: Iterable[Record], *, strategies: Iterable[str]) -> list[Rec
 
 
 def samples_per_s(record: Record) -> float:
-    """Median over launches. The record must have ended well."""
-    return median(record.values("samples_per_s"))
+    """The judged rate. The record must have ended well."""
+    rate = record.figure("samples_per_s")
+    assert rate is not None
+    return rate
 
 
 def rate(record: Record, *, digits: int = 1) -> str:
@@ -58,13 +59,13 @@ def bound_by(record: Record) -> str:
 
 
 def peak_mib(record: Record) -> str:
-    return text(record.median("peak_allocated_bytes"), mib)
+    return text(record.figure("peak_allocated_bytes"), mib)
 
 
 def reserved_mib(record: Record) -> str:
     """Peak memory that torch's allocator took from the device. Tensors use a part of it. On a smaller device the
     allocator would give some of it back."""
-    return text(record.median("peak_reserved_bytes"), mib)
+    return text(record.figure("peak_reserved_bytes"), mib)
 
 
 def percent(fraction: float | None, *, digits: int = 0) -> str:

@@ -100,4 +100,4 @@ def _memory(record: Record) -> str:
     graph = record.case.params.get("graph")
     if record.values("peak_allocated_bytes") and (graph is None or GRAPHS[graph].in_torchs_memory):
         return peak_mib(record)
-    return text(record.median("process_bytes"), lambda size_bytes: f"{mib(size_bytes)} (process)")
+    return text(record.figure("process_bytes"), lambda size_bytes: f"{mib(size_bytes)} (process)")

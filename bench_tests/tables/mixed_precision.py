@@ -79,7 +79,7 @@ def _lines(group: dict[tuple[str, str | None, int], Record]) -> list[dict[str, s
                 "mode": MODES[graph],
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
-                "MFU": percent(record.median("mfu"), digits=1),
+                "MFU": percent(record.figure("mfu"), digits=1),
                 "bound by": bound_by(record),
                 "× fp32": times(record, "fp32", graph, devices),
                 "× tf32": times(record, "tf32", graph, devices),

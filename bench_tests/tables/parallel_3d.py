@@ -31,7 +31,7 @@ PUBLISHED_ON = 4
 
 
 def parallel_3d(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line for each measured row, with medians over its launches.
+    """One line for each measured row, with its judged figures.
 
     *ideal bubble* is :func:`ideal_bubble`. *idle or waiting* is the share of the step in which even the busiest device
     does not compute: bubbles, exposed communication and waiting for the host. It is empty on a CPU.
@@ -78,7 +78,7 @@ def _line(record: Record) -> dict[str, str]:
     mesh, params = record.case.mesh, record.case.params
     schedule = params.get("schedule")
     micro_batches = params["global_batch"] // (params["micro_batch"] * mesh.dp)
-    step_ms, compute_ms = record.median("step_ms"), record.median("compute_ms")
+    step_ms, compute_ms = record.figure("step_ms"), record.figure("compute_ms")
     bubble = ideal_bubble(schedule, ranks=mesh.pp, micro_batches=micro_batches)
     idle = None if step_ms is None or compute_ms is None else max(0.0, 1 - compute_ms / step_ms)
     published_samples_per_s, published_mib = _published(params["model"], mesh) or ("", "")

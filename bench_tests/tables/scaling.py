@@ -89,7 +89,7 @@ def time_to_loss(records: Sequence[Record]) -> pd.DataFrame | None:
 
     *loss* is the highest of the records' lowest losses. The percentage is its position between the mean first loss and
     :func:`loss_of_frequencies`. *samples* are trained before the first step whose loss is at most *loss*. *seconds* are
-    the steps up to there at the median step time, without the start. Losses come from the first launch; other launches
+    the steps up to there at the judged step time, without the start. Losses come from the first launch; other launches
     see the same data.
 
     A series whose records saw different samples says so instead. Below weak scaling are the published times until the
@@ -136,7 +136,7 @@ def _until(record: Record, goal: float) -> dict[str, str]:
     return {
         "steps": str(steps),
         "samples": f"{steps * _global_batch(record):,}",
-        "seconds": f"{steps * (record.median('step_ms') or 0.0) / 1000:.2f}",
+        "seconds": f"{steps * (record.figure('step_ms') or 0.0) / 1000:.2f}",
     }
 
 

@@ -32,7 +32,7 @@ NOT_PUBLISHED = ("N/A", "N/A")
 
 
 def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
-    """One line for each strategy and number of devices with the published model; medians over launches.
+    """One line for each strategy and number of devices with the published model.
 
     *format* is our number format. Without AMP the published format is fp32, and ours is tf32 if the device supports it.
     """
@@ -55,7 +55,7 @@ def sharding(records: Sequence[Record]) -> pd.DataFrame | None:
                 "samples/s": rate(record),
                 "peak MiB": peak_mib(record),
                 "reserved MiB": reserved_mib(record),
-                "MFU": percent(record.median("mfu"), digits=1),
+                "MFU": percent(record.figure("mfu"), digits=1),
                 "published samples/s": published[0],
                 "published MiB": published[1],
             }

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 from tabulate import tabulate
 
 from benchmarks.detection.histories import (
@@ -40,8 +39,9 @@ from benchmarks.detection.nights import (
     slowest_of,
     tailed,
 )
+from benchmarks.detection.sight import goals, passed, share_of
 from benchmarks.detection.traces import Trace, read
-from pytest_trainbench.judge.compare import BETWEEN_VISITS
+from pytest_trainbench.judge.visits import BETWEEN_VISITS
 
 SLOWER = (0.01, 0.02, 0.03, 0.05, 0.10)
 SLOWER_CPU = (0.05, 0.10, 0.25, 0.50)
@@ -199,7 +199,8 @@ def page(traces: Sequence[Trace], *, scale: float = 1.0) -> Iterator[str]:
         "*Best* is a bound that no judge with the same error exceeds by much. It knows the noise, starts all"
         f" {FIRST + MORE} launches every night, and uses them as well as their tails allow."
     )
-    yield tabulate(list(_goals(calm, quiet, many)), headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe")
+    lines = [*_goals(calm, quiet, many), *goals(gpu, many)]
+    yield tabulate(lines, headers=["goal", "stored", "reached", "best", ""], tablefmt="pipe")
 
 
 def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., int]) -> Iterator[str]:
@@ -233,7 +234,7 @@ def _histories(gpu: Sequence[Trace], cpu: Sequence[Trace], many: Callable[..., i
         [
             name,
             *(
-                _share(np.array([watcher(one) for one in each[: round(rows * WATCHED.get(who, WATCHED_ELSE))]]))
+                share_of(np.array([watcher(one) for one in each[: round(rows * WATCHED.get(who, WATCHED_ELSE))]]))
                 for who, watcher in WATCHERS.items()
             ),
         ]
@@ -280,26 +281,21 @@ def _resaved(rows: int, *, jump: float = 0.0, drift: float = 0.0) -> NDArray[np.
 def _goals(calm: dict[str, Calls], quiet: dict[str, Nights], many: Callable[..., int]) -> Iterator[tuple[str, ...]]:
     for name, calls in calm.items():
         good = calls.red.mean() <= METRIC_ERROR
-        yield f"at most {METRIC_ERROR:.2g} of nights red: {name}", "5", _share(calls.red), "", _passed(good)
+        yield f"at most {METRIC_ERROR:.2g} of nights red: {name}", "5", share_of(calls.red), "", passed(good)
     for sd, most in QUIET_COST.items():
         more = calm[f"noise {sd:.1%}"].spent.mean() / FIRST - 1
-        yield f"at most {most:.0%} more launches at {sd:.1%} noise", "5", f"{more:.1%}", "", _passed(more <= most)
+        yield f"at most {most:.0%} more launches at {sd:.1%} noise", "5", f"{more:.1%}", "", passed(more <= most)
     for name, calls in calm.items():
         if not name.startswith("host"):
             held = _held(calls, quiet[name])
             good = 0.93 <= held <= 0.97
-            yield f"95% intervals hold 93 to 97%: {name}", "5", f"{held:.1%}", "", _passed(good)
+            yield f"95% intervals hold 93 to 97%: {name}", "5", f"{held:.1%}", "", passed(good)
     for goal in GOALS:
         for stored in STORED:
             calls = ours(nights(many(4_000), tailed(goal.sd), slower=goal.slower, stored=stored, seed=3))
             best = limit(goal.sd, goal.slower, stored=stored, launches=FIRST + MORE)
             what = f"{goal.found:.0%} of {goal.slower:.0%} slower at {goal.sd:.1%} noise"
-            yield what, str(stored), _share(calls.red), f"{best:.1%}", _passed(calls.red.mean() >= goal.found)
-    for sd in NOISE:
-        sees = float(np.median([change.sees for change in calm[f"noise {sd:.1%}"].changes]))
-        calls = ours(nights(many(2_000), tailed(sd), slower=sees, seed=4))
-        what = f"80% of what a row sees ({sees:.1%} at {sd:.1%} noise)"
-        yield what, "5", _share(calls.red), "", _passed(calls.red.mean() >= 0.8)
+            yield what, str(stored), share_of(calls.red), f"{best:.1%}", passed(calls.red.mean() >= goal.found)
 
 
 def _table(rows: dict[str, Nights], judged: dict[str, Calls]) -> str:
@@ -308,7 +304,7 @@ def _table(rows: dict[str, Nights], judged: dict[str, Calls]) -> str:
         calls = {judge: judged[name] if judge == "ours" else JUDGES[judge](each) for judge in JUDGES}
         noisy = np.mean([change.outcome == "noisy" for change in judged[name].changes])
         spent = f"{judged[name].spent.mean():.2f}"
-        shares = [_share(each.red) for each in calls.values()]
+        shares = [share_of(each.red) for each in calls.values()]
         lines.append([name, f"{len(each.now):,}", *shares, f"{noisy:.1%}", spent])
     headers = ["", "nights", *JUDGES, "noisy (ours)", "launches (ours)"]
     return tabulate(lines, headers=headers, tablefmt="pipe", colalign=["left", *["right"] * (len(headers) - 1)])
@@ -316,15 +312,6 @@ def _table(rows: dict[str, Nights], judged: dict[str, Calls]) -> str:
 
 def _launches(traces: Sequence[Trace]) -> int:
     return sum(len(trace.values) for trace in traces if trace.metric == "step_ms")
-
-
-def _share(said: NDArray[np.bool_]) -> str:
-    """For example ``0.9% (0.5–1.4)``. Shares below 0.1 % are in scientific notation."""
-    red, count = int(said.sum()), len(said)
-    low, high = binomtest(red, count).proportion_ci(method="exact")
-    if high < 1e-3:
-        return f"{red / count:.1e} ({low:.1e}–{high:.1e})"
-    return f"{red / count:.1%} ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def _held(calls: Calls, each: Nights) -> float:
@@ -347,10 +334,6 @@ def _drift(judge: Judge, rows: int) -> tuple[float, float]:
 
 def _when(slower: float) -> str:
     return "never" if np.isinf(slower) else f"{slower:.1%}"
-
-
-def _passed(good: bool) -> str:
-    return "pass" if good else "FAIL"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def student(history: History) -> bool:
     """The splits of our drift check, judged by Student's t. Median and noise are the robust ones of the verdict."""
     here = np.exp(history.figures[history.machine == history.machine[-1]]).tolist()
     for last in (last for last in SPLITS if len(here) - last >= SPLITS[0]):
-        found = compare(here[:-last], here[-last:], prior=Prior(noise=0.0, prior_df=0.0))
+        found = compare([here[:-last]], here[-last:], prior=Prior(noise=0.0, prior_df=0.0))
         if found.change > max(np.log1p(FLOOR), found.reach(METRIC_ERROR / len(SPLITS))):
             return True
     return False

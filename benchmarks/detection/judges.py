@@ -6,19 +6,21 @@ leaves a choice, the choice favours the tool. Every judge gets the launches that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.detection.nights import EARLIER, FIRST, Nights
-from pytest_trainbench.judge.compare import BETWEEN_VISITS, weigh
-from pytest_trainbench.judge.noise import DEFAULT, Prior, compare, learned
+from benchmarks.detection.nights import EARLIER, FIRST, Floats, Nights
+from pytest_trainbench.judge.compare import weigh
+from pytest_trainbench.judge.noise import DEFAULT, Comparison, Prior, Spread, compare, learned, learned_spread
 from pytest_trainbench.judge.outcome import Change
 from pytest_trainbench.judge.policy import Policy
+from pytest_trainbench.judge.visits import MACHINE, VISIT, spread
 
 METRIC_ERROR = 1 / 30 / 200
 """One false alarm a month of 30 nights with 200 metrics: 1.7e-4 a metric and night."""
@@ -36,33 +38,58 @@ class Calls:
 Judge = Callable[[Nights], Calls]
 
 
-def ours(nights: Nights, *, error: float = METRIC_ERROR) -> Calls:
+def ours(nights: Nights, *, error: float = METRIC_ERROR, priors: Sequence[Prior] | None = None) -> Calls:
     """The plugin's own code, launch by launch as in the runner.
 
-    It learns noise from the baselines of the same suite, and a row in doubt gets more launches.
+    It learns the noise of launches and of visits from the baselines and green nights of the same suite, and a row in
+    doubt gets more launches. ``priors`` replaces the learned noise of launches, by group.
     """
     policy = Policy(error=error, first=FIRST, last=nights.now.shape[1])
+    kind = MACHINE if nights.machines else VISIT
     red, spent, changes = [], [], []
     for start in range(0, len(nights.before), nights.block):
         suite = slice(start, start + nights.block)
-        before, group = nights.before[suite], nights.group[suite]
-        everything = learned(before.tolist()) or DEFAULT
-        priors = {one: learned(before[group == one].tolist()) or everything for one in set(group.tolist())}
-        for stored, fresh, one in zip(before.tolist(), nights.now[suite].tolist(), group.tolist(), strict=True):
-            change, launches = _night(stored, fresh, priors[one], policy, lasting=one * BETWEEN_VISITS)
+        group = nights.group[suite].tolist()
+        before = _visits(nights.before[suite], nights.visits)
+        known = before
+        if nights.green is not None:
+            green = nights.green[suite].tolist()
+            known = [[*visits, *more] for visits, more in zip(before, green, strict=True)]
+        noises, laws = {}, {}
+        for one in set(group):
+            rows = [visits for visits, of in zip(known, group, strict=True) if of == one]
+            noises[one] = priors[one] if priors else _noise(before, group, one)
+            laws[one] = learned_spread(rows, visits=len(known[0]))
+        for stored, visits, fresh, one in zip(before, known, nights.now[suite].tolist(), group, strict=True):
+            prior = noises[one]
+            apart = spread("host" if one else "device", kind, visits, laws[one], prior.noise)
+            found = partial(_compared, stored, fresh, prior, apart)
+            change, launches = _night(found, policy)
             red.append(change.outcome == "regression")
             spent.append(launches)
             changes.append(change)
     return Calls(red=np.array(red), spent=np.array(spent), changes=tuple(changes))
 
 
-def _night(
-    stored: list[float], fresh: list[float], prior: Prior, policy: Policy, *, lasting: float
-) -> tuple[Change, int]:
+def _visits(before: Floats, visits: int) -> list[list[list[float]]]:
+    """Rows × visits × launches."""
+    return before.reshape(len(before), visits, -1).tolist()
+
+
+def _compared(stored: list[list[float]], fresh: list[float], prior: Prior, apart: Spread, launches: int) -> Comparison:
+    return compare(stored, fresh[:launches], prior=prior, spread=apart)
+
+
+def _noise(before: Sequence[Sequence[Sequence[float]]], group: Sequence[int], one: int) -> Prior:
+    """What the launches of each visit teach: of the group if it has rows enough, else of all rows."""
+    own = [visit for visits, of in zip(before, group, strict=True) if of == one for visit in visits]
+    return learned(own) or learned([visit for visits in before for visit in visits]) or DEFAULT
+
+
+def _night(found: Callable[[int], Comparison], policy: Policy) -> tuple[Change, int]:
     launches = policy.first
     while True:
-        found = compare(stored, fresh[:launches], prior=prior, lasting=lasting)
-        change = weigh("step_ms", found, error=policy.error, policy=policy)
+        change = weigh("step_ms", found(launches), error=policy.error, policy=policy)
         if change.outcome == "regression" or not change.doubtful:
             return change, launches
         launches += 1

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.detection.traces import Trace
-from pytest_trainbench.judge.compare import BETWEEN_VISITS
 from pytest_trainbench.judge.noise import DEFAULT, learned
+from pytest_trainbench.judge.visits import BETWEEN_VISITS
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,9 @@ class Nights:
 
     ``group`` is the number of a group of similar rows from which a judge may learn; group 1 is the host-bound rows.
     ``truth`` is the true slowdown. ``block`` consecutive nights are the rows of one suite. ``step_noise`` and
-    ``step_outliers`` describe the steps within a launch. ``earlier`` holds the first :data:`EARLIER_ROWS` rows in the
+    ``step_outliers`` describe the steps within a launch. ``before`` holds the launches of ``visits`` visits one after
+    the other, each on another machine if ``machines`` is true. ``green`` (nights × earlier nights × launches) are
+    known nights of the row without a change. ``earlier`` holds the first :data:`EARLIER_ROWS` rows in the
     :data:`EARLIER` earlier nights without a change; each figure is a median of :data:`FIRST` launches.
     """
 
@@ -59,6 +61,9 @@ class Nights:
     block: int = 100
     step_noise: float = STEP_NOISE
     step_outliers: float = 0.0
+    visits: int = 1
+    machines: bool = False
+    green: Floats | None = None
     earlier: Floats = field(default_factory=lambda: np.empty((0, EARLIER)))
 
     def steps(self, side: str, launches: int) -> Floats:
@@ -89,7 +94,7 @@ def tailed(sd: float | Floats, *, outliers: float = 0.0, tails: float = TAILS) -
 
 
 def bimodal(sd: float, *, by: float, chance: float) -> Noise:
-    """Synthetic noise of a host with two moods. In one mood a launch is ``by`` slower."""
+    """Synthetic noise of a bimodal host. In one mode a launch is ``by`` slower."""
     core = tailed(sd)
 
     def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
@@ -148,10 +153,53 @@ def nights(
     )
 
 
-def fleet(
-    count: int, traces: Sequence[Trace], *, slower: float = 0.0, stored: int = 5, outliers: float = 0.02, seed: int = 1
+def visited(
+    count: int,
+    noise: Noise,
+    *,
+    apart: Noise,
+    visits: int = 1,
+    green: int = 0,
+    machines: bool = False,
+    slower: float = 0.0,
+    stored: int = 5,
+    seed: int = 1,
 ) -> Nights:
-    """Synthetic suites of 100 rows. One launch in fifty is an outlier.
+    """Synthetic nights of device-bound rows whose visits differ, or whose machines do (``machines``).
+
+    ``apart`` draws the logarithm of each visit of a row. A baseline has ``visits`` visits of ``stored`` launches each,
+    and ``green`` earlier nights of :data:`FIRST` launches are known.
+    """
+    rng = np.random.default_rng(seed)
+    lasting = apart(rng, (count, visits + green + 1))
+
+    def launches(first: int, many: int, each: int) -> Floats:
+        drawn = noise(rng, (count, many * each)).reshape(count, many, each)
+        return np.asarray(100 * np.exp(drawn + lasting[:, first : first + many, None]))
+
+    return Nights(
+        before=launches(0, visits, stored).reshape(count, -1),
+        green=launches(visits, green, FIRST) if green else None,
+        now=(1 + slower) * launches(visits + green, 1, FIRST + MORE)[:, 0],
+        group=np.zeros(count, dtype=int),
+        truth=slower,
+        visits=visits,
+        machines=machines,
+    )
+
+
+def fleet(
+    count: int,
+    traces: Sequence[Trace],
+    *,
+    slower: float = 0.0,
+    stored: int = 5,
+    outliers: float = 0.02,
+    seed: int = 1,
+    tonight: int = 0,
+) -> Nights:
+    """Synthetic suites of 100 rows. One launch in fifty is an outlier. ``tonight`` is the number of another night of
+    the same rows and baselines.
 
     The noise of a row is drawn from the law that was fitted to the real traces. Host-bound rows and other rows have a
     law each. The share of host-bound rows is that of the traces, and their visits differ.
@@ -166,8 +214,10 @@ def fleet(
         drawn = law.noise * np.sqrt(law.prior_df / rng.chisquare(law.prior_df, count))
         sd = np.where(group == bound, np.minimum(drawn, 0.1), sd)
     noise = tailed(sd, outliers=outliers)
+    before = noise(rng, (count, stored))
+    rng = np.random.default_rng([seed, tonight, 1]) if tonight else rng
     return Nights(
-        before=100 * np.exp(noise(rng, (count, stored)) + _visits(count, BETWEEN_VISITS * sd * group, seed)),
+        before=100 * np.exp(before + _visits(count, BETWEEN_VISITS * sd * group, seed)),
         now=100 * (1 + slower) * np.exp(noise(rng, (count, FIRST + MORE))),
         group=group,
         truth=slower,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,19 +49,29 @@ def turns(launches: int) -> NDArray[np.bool_]:
     return np.arange(launches) % 4 % 3 > 0
 
 
-def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
-    """Judge the launches in pairs, without earlier knowledge of the noise, as without stored results."""
+def nights_in_pairs(
+    runs: Floats, *, slower: float | Floats = 0.0, error: float = METRIC_ERROR
+) -> list[tuple[Change, int]]:
+    """Judge the launches in pairs, without earlier knowledge of the noise, as without stored results: the last change
+    of each run, and its number of pairs. ``slower``: the slowdown of all runs, or of each."""
     launches = runs.shape[1] // 2 * 2
     now = turns(launches)
-    ms = 100 * np.exp(runs[:, :launches] + np.log1p(slower) * now)
+    ms = 100 * np.exp(runs[:, :launches] + np.log1p(np.broadcast_to(slower, len(runs)))[:, None] * now)
     policy = Policy(error=error, first=FIRST, last=launches // 2)
-    nights = [_night(*sides, policy) for sides in zip(ms[:, ~now].tolist(), ms[:, now].tolist(), strict=True)]
+    return [_night(*sides, policy) for sides in zip(ms[:, ~now].tolist(), ms[:, now].tolist(), strict=True)]
+
+
+def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
+    """The same, summed up."""
+    nights = nights_in_pairs(runs, slower=slower, error=error)
     return _calls([change for change, _ in nights], [2 * pairs for _, pairs in nights], slower)
 
 
 def _night(before: list[float], now: list[float], policy: Policy) -> tuple[Change, int]:
     for pairs in range(policy.first, policy.last + 1):
-        change = weigh("step_ms", paired(before[:pairs], now[:pairs]), error=policy.error, policy=policy)
+        found = paired(before[:pairs], now[:pairs])
+        looks = replace(policy, left_out=int(found.cold != 0))
+        change = weigh("step_ms", found, error=policy.error, policy=looks)
         if change.outcome == "regression" or not change.doubtful:
             break
     return change, pairs
@@ -86,18 +96,19 @@ def _calls(changes: Sequence[Change], launches: Sequence[int], slower: float) ->
     )
 
 
-def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float = 0.0) -> Runs:
+def made(sd: float, *, outliers: float = 0.0, drift: float = 0.0, wander: float = 0.0, cold: float = 0.0) -> Runs:
     """Synthetic runs.
 
     ``drift`` is the slowdown of each launch against the previous one. ``wander`` is the standard deviation of a random,
-    lasting change from one launch to the next.
+    lasting change from one launch to the next. ``cold`` is the slowdown of the first launch of a run.
     """
 
     def runs(count: int, launches: int) -> Floats:
         rng = np.random.default_rng(1)
         noise = tailed(sd, outliers=outliers)(rng, (count, launches))
         walk = np.cumsum(rng.normal(0, wander, (count, launches)), axis=1)
-        return np.asarray(noise + walk + drift * np.arange(launches))
+        first = np.log1p(cold) * (np.arange(launches) == 0)
+        return np.asarray(noise + walk + drift * np.arange(launches) + first)
 
     return runs
 
@@ -122,6 +133,7 @@ WORLDS: dict[str, Runs] = {
     "noise 0.5%, every launch 1% slower than the last": made(0.005, drift=0.01),
     "noise 0.5%, a walk of 0.5% a launch": made(0.005, wander=0.005),
     "noise 1%, a walk of 3% a launch": made(0.01, wander=0.03),
+    "noise 0.5%, the first launch takes 30% longer": made(0.005, cold=0.3),
 }
 
 LAUNCHES = 2 * (FIRST + MORE)

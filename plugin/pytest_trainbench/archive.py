@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 
 from pytest_trainbench.hardware.environment import Environment
 from pytest_trainbench.judge import attribution, drift
+from pytest_trainbench.judge.explain import disturbance
 from pytest_trainbench.judge.red_since import Turned, turned
 from pytest_trainbench.project.sources import overall
 from pytest_trainbench.report.drift import lines
 from pytest_trainbench.report.rows import Row
+from pytest_trainbench.schema.files import write
 from pytest_trainbench.schema.metrics import Gates
 from pytest_trainbench.schema.record import Record, dump
 from pytest_trainbench.settings import Settings, flag
@@ -58,6 +61,8 @@ class Archive:
         self.saves: list[baseline.Saved] = []
         self.drifts: tuple[drift.Drift, ...] = ()
         """The drifts that :attr:`trend` found."""
+        self.problems: list[str] = []
+        """A sentence for each record that could not be written to ``--results``."""
         self.gates: dict[str, Gates] = {}
         """The gates that the markers of each case set, by case id."""
 
@@ -65,11 +70,21 @@ class Archive:
         """Store a row immediately, so that the row survives if the run is killed later. ``took_s``: the seconds of the
         row, all launches and their start included."""
         if self.settings.save_baseline and row.verdict.outcome in ("saved", "oom"):
-            self.saves += baseline.merge(self.settings.baseline_dir, {record.case.id: record})
+            old = row.baseline
+            (saved,) = baseline.merge(
+                self.settings.baseline_dir,
+                {record.case.id: record},
+                add=self.settings.add,
+                disturbed={record.case.id} if old is not None and disturbance(old) else set(),
+            )
+            # What it replaced, with the figures that the table of this run shows.
+            self.saves.append(dataclasses.replace(saved, replaced=old))
         if self.settings.results is not None:
-            self.settings.results.mkdir(parents=True, exist_ok=True)
             path = self.settings.results / f"{record.case.slug}.json"
-            path.write_text(dump(record.to_json()), encoding="utf-8")
+            try:
+                write(path, dump(record.to_json()))
+            except OSError as error:  # for example a full disk; the verdict does not depend on this file
+                self.problems.append(f"results: {path} cannot be written ({error.strerror})")
         if self.log is not None:
             before = record if row.verdict.outcome == "saved" else row.baseline
             made = "" if before is None else before.created
@@ -90,14 +105,24 @@ class Archive:
         earlier = [run for run in runs if run.path != self.log.path]
         return earlier, problems if earlier else [*problems, *self.log.unclaimed()]
 
-    def turned(self, record: Record, now: Environment) -> Turned | None:
-        """When this row turned red; ``None`` if the history does not show it. ``now``: the environment of this run."""
+    def green_nights(self, records: Sequence[Record]) -> dict[str, list[history.Entry]]:
+        """The latest green nights of these baselines' own code, by case id."""
         earlier, _ = self.earlier
-        return turned(earlier, record.case.id, now, machine=record.machine, code=overall(record.code))
+        return history.green_nights(earlier, records)
+
+    def turned(self, record: Record, now: Environment, *, outcome: str) -> Turned | None:
+        """When this row turned red with this ``outcome``; ``None`` if the history does not show it. ``now``: the
+        environment of this run."""
+        earlier, _ = self.earlier
+        return turned(earlier, record.case.id, now, outcome=outcome, machine=record.machine, code=overall(record.code))
 
     @cached_property
     def trend(self) -> list[str]:
-        """Lines on drifts and on problems of the history. This also writes the reported drifts to the history."""
+        """Lines on drifts and on files that could not be written or read. This also writes the reported drifts to the
+        history."""
+        return [*self.problems, *self._trend()]
+
+    def _trend(self) -> list[str]:
         log = self.log
         if log is None:
             return []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from statistics import median
 
-from pytest_trainbench.judge.compare import between_visit_sd, weigh
+from pytest_trainbench.judge.compare import host_paced, weigh
 from pytest_trainbench.judge.noise import DEFAULT, compare, unchanged
 from pytest_trainbench.judge.outcome import OUTCOMES
+from pytest_trainbench.judge.visits import PRESUMED, VISIT
 from pytest_trainbench.report.calibration import Calibration, Trial
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.runner import Request, Runner
@@ -66,13 +67,14 @@ def _calibration(
     runner: Runner, request: Request, stored: Record, again: Row, *, red: bool, trials: tuple[Trial, ...]
 ) -> Calibration:
     assert again.record is not None
-    prior = runner.priors(stored).get(("step_ms", host_bound(stored)), DEFAULT)
-    lasting = between_visit_sd("step_ms", stored)
-    found = compare(stored.values("step_ms"), again.record.values("step_ms"), prior=prior)
+    prior = runner.priors(stored).noise.get(("step_ms", host_bound(stored)), DEFAULT)
+    apart = PRESUMED["host" if host_paced("step_ms", stored) else "device", VISIT]
+    found = compare([stored.values("step_ms")], again.record.values("step_ms"), prior=prior)
     judged = sum(isinstance(METRICS[change.metric].gate, Statistical) for change in again.verdict.changes)
 
     def sees(launches: int) -> float:
-        alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior, lasting=lasting)
+        alike = unchanged(found.before, found.noise, stored=launches, launches=launches, prior=prior, spread=apart)
+        alike = dataclasses.replace(alike, shown=found.shown)
         last = launches + runner.settings.confirm
         policy = dataclasses.replace(runner.policy, first=launches, last=last, gates=request.gates)
         return weigh("step_ms", alike, error=policy.error_of(judged), policy=policy).sees

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from pytest_trainbench.judge.outcome import OUTCOMES, Verdict
 from pytest_trainbench.judge.validity import LOSS_STEPS
 from pytest_trainbench.project import rootdir
 from pytest_trainbench.report import header, markdown, terminal
+from pytest_trainbench.report.plain import plain
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case, builder_path
+from pytest_trainbench.schema.files import write
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import METRICS, Gates, gates
 from pytest_trainbench.schema.plan import Plan
@@ -188,9 +191,10 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     lines = [] if config.option.collectonly else [session.header(), session.hidden, session.length(labels)]
     if session.settings.against is None:
         with contextlib.suppress(pytest.UsageError):  # listing rows needs no device
+            lines.append(terminal.few_launches(session.baselines, wanted=settings.STORED_LAUNCHES))
             lines.append(str(session.other_code))
             lines += [f"  {line}" for line in session.other_code.lines() if config.option.collectonly]
-    return [f"trainbench: {line}" for line in lines if line]
+    return [plain(f"trainbench: {line}") for line in lines if line]
 
 
 @pytest.fixture(scope="session")
@@ -239,6 +243,7 @@ def _step_times() -> Callable[[list[float]], None]:
 def bench(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
+    record_testsuite_property: Callable[[str, object], None],
     _step_times: Callable[[list[float]], None],
 ) -> Callable[..., Record]:
     """Measure one training step and compare it with its baseline.
@@ -258,6 +263,7 @@ def bench(
     session = request.config.stash[SESSION]
     if not is_case(request.node):
         pytest.fail(UNSEEN, pytrace=False)
+    session.record_property = record_testsuite_property
 
     def run(
         builder: str | Callable[..., Any],
@@ -271,6 +277,7 @@ def bench(
         **params: Any,
     ) -> Record:
         from pytest_trainbench.calibrate import calibrate
+        from pytest_trainbench.launch.launcher import NO_SPACE
         from pytest_trainbench.runner import Reference, Request
 
         try:
@@ -307,29 +314,39 @@ def bench(
                 row = runner.row(asked, accept=_accept(request.node))
         except ValueError as error:
             row = _unmeasured(request.node, "invalid", str(error))
-            raise FAILED(terminal.failure(row), pytrace=False) from None
+            raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            row = _unmeasured(request.node, "crash", NO_SPACE.format(error.filename or tempfile.gettempdir()))
+            raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
         record = row.record
         assert record is not None
         if row.verdict.fails(ci=session.settings.ci, on_improvement=session.settings.fail_on_improvement):
-            row = dataclasses.replace(row, fails=True, turned=session.archive.turned(record, runner.now.environment))
+            since = session.archive.turned(record, runner.now.environment, outcome=row.verdict.outcome)
+            row = dataclasses.replace(row, fails=True, turned=since)
         if row.same_as == row.label and all(one.label != row.label for one in session.rows):
             row = dataclasses.replace(row, same_as="")  # the test runs again
         if not row.same_as:
-            session.archive.keep(
-                row, record, took_s=time.monotonic() - began
-            )  # first: the report must not show a row that could not be stored
+            try:
+                # First: the report must not show a row that could not be stored.
+                session.archive.keep(row, record, took_s=time.monotonic() - began)
+            except OSError as error:  # for example a full disk; the old baseline is still there
+                why = f"its baseline cannot be written to {session.settings.baseline_dir} ({error.strerror})"
+                row = _unmeasured(request.node, "crash", why)
+                raise FAILED(plain(terminal.failure(row)), pytrace=False) from None
         session.rows.append(row)
         request.node.user_properties.append(("trainbench_outcome", row.verdict.outcome))
+        request.node.user_properties.append(("trainbench_judged", row.verdict.judged))
         for name in METRICS:
-            if values := record.values(name):
-                value = median(values)
+            if (value := record.figure(name)) is not None:
                 # Whole numbers in full: counts of bytes are exact.
                 text = f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
                 request.node.user_properties.append((name, text))
         if record.outcome == "ok":
             _step_times([ms / 1000 for launch in record.launches for ms in launch.steady_ms])
         if row.fails:
-            pytest.fail(terminal.failure(row), pytrace=False)
+            pytest.fail(plain(terminal.failure(row)), pytrace=False)
         return record
 
     return run
@@ -397,10 +414,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     if ours.settings.ci and session.exitstatus == 0 and _all_skipped(ours.rows):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # nobody reads skips in CI: an empty run must fail
+    if ours.unjudged_most is not None and session.exitstatus == 0 and terminal.too_blind(ours.rows, ours.unjudged_most):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if judged := terminal.census(ours.rows, most=ours.unjudged_most):
+        ours.record_property("trainbench_judged", judged)
     _ = ours.archive.trend  # computed even without a report, because the history stores reported drifts
     if ours.settings.report_md is not None:
         top = f"{header.where(ours.facts())} {ours.header()}"
-        text = markdown.report(ours.rows, top, ours.tables, ours.archive.trend, ours.cut_off)
+        text = markdown.report(
+            ours.rows, top, ours.tables, ours.archive.trend, ours.cut_off, unjudged_most=ours.unjudged_most
+        )
         _write(ours, ours.settings.report_md, "a", text)
     if ours.settings.report_html is not None:
         try:
@@ -412,12 +435,28 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 ours.archive.trend.append(f"page: {from_here(ours.settings.report_html)}")
 
 
+def _append(path: Path, text: str) -> None:
+    """Append the whole text or nothing. Raises ``OSError`` if the file cannot be written."""
+    with path.open("ab", buffering=0) as file:
+        before = path.stat().st_size
+        data = text.encode()
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            if path.is_file():
+                file.truncate(before)
+            raise
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ours = terminalreporter.config.stash.get(SESSION, None)
     if ours is None or not (ours.rows or ours.unfinished):
         return
     how = {OUTCOMES[row.verdict.outcome] for row in ours.rows}
     red = any(row.fails for row in ours.rows)
+    if ours.unjudged_most is not None:
+        red |= terminal.too_blind(ours.rows, ours.unjudged_most)
     all_well = (
         how == {"passes"} and not ours.unfinished and not any(line.startswith("drift") for line in ours.archive.trend)
     )
@@ -425,25 +464,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(title, red=red, yellow=not red and not all_well)
     if not ours.rows:
         return
-    terminalreporter.write_line(terminal.summary(ours.rows))
+    if judged := terminal.census(ours.rows, most=ours.unjudged_most):
+        terminalreporter.write_line(judged)
+        terminalreporter.write_line("")
+    terminalreporter.write_line(plain(terminal.summary(ours.rows)))
     for line in ours.archive.trend:
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(plain(line))
     if ours.settings.ci and _all_skipped(ours.rows):
         terminalreporter.write_line("every row was skipped, so nothing was measured: where CI is set, the run fails")
     for title, table in ours.tables.items():
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.derived(title, table, "simple"))
+        terminalreporter.write_line(plain(terminal.derived(title, table, "simple")))
     if ours.archive.saves:
         terminalreporter.write_line("")
-        terminalreporter.write_line(terminal.saved(ours.archive.saves))
+        terminalreporter.write_line(plain(terminal.saved(ours.archive.saves, wanted=settings.STORED_LAUNCHES)))
 
 
 def _write(ours: Session, path: Path, mode: str, text: str) -> bool:
     """Whether the report is written. If not, the terminal says so, and still shows the report."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
+        (_append if mode == "a" else write)(path, text)
     except OSError as error:  # for example a full disk
         ours.archive.trend.append(f"report: {path} cannot be written ({error.strerror})")
         return False
@@ -473,8 +514,8 @@ def _disowned(item: pytest.Item, reason: str) -> None:
     session.rows[at] = dataclasses.replace(row, verdict=verdict, fails=True, accept="")
     if session.archive.log is not None and row.record is not None and not row.same_as:
         session.archive.log.disowned(row.record.case.id)
-    item.user_properties.remove(("trainbench_outcome", row.verdict.outcome))
-    item.user_properties.append(("trainbench_outcome", verdict.outcome))
+    said = {"trainbench_outcome": verdict.outcome, "trainbench_judged": verdict.judged}
+    item.user_properties[:] = [(name, said.get(name, value)) for name, value in item.user_properties]
 
 
 def _too_few(session: Session, needed: int) -> str:

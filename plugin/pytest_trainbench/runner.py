@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib.metadata import version
 from itertools import count, cycle
 from pathlib import Path
@@ -20,11 +20,13 @@ from pytest_trainbench.hardware.environment import Environment, differences, mis
 from pytest_trainbench.hardware.resolve import Hardware
 from pytest_trainbench.judge.aggregate import reduce
 from pytest_trainbench.judge.compare import learn
-from pytest_trainbench.judge.explain import disturbance, eased
+from pytest_trainbench.judge.explain import disturbance, eased, far_apart, sight
+from pytest_trainbench.judge.middle import both_judged
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.policy import Policy, Priors
 from pytest_trainbench.judge.validity import LOSS_STEPS
-from pytest_trainbench.judge.verdict import foreseen, judge
+from pytest_trainbench.judge.verdict import enough_stored, foreseen, judge
+from pytest_trainbench.judge.visits import Visit
 from pytest_trainbench.launch.launcher import launch
 from pytest_trainbench.launch.result import LaunchResult
 from pytest_trainbench.project import sources
@@ -32,7 +34,7 @@ from pytest_trainbench.report.rows import Row
 from pytest_trainbench.schema.case import Case
 from pytest_trainbench.schema.job import BUILDING, Job
 from pytest_trainbench.schema.mesh import MeshShape
-from pytest_trainbench.schema.metrics import METRICS, Counted, Gates
+from pytest_trainbench.schema.metrics import METRICS, Counted, Gates, host_bound
 from pytest_trainbench.schema.plan import Plan
 from pytest_trainbench.schema.record import Launch, Record
 from pytest_trainbench.settings import LAUNCHES, Settings
@@ -40,9 +42,8 @@ from pytest_trainbench.store import baseline
 
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
 
-APART = (
-    "the launches are so far apart that a night will be noisy: on a quieter machine, or with more --launches, it is not"
-)
+UNCONFIRMED = "not confirmed: --confirm 0"
+"""Said of a row that its first launches alone make red."""
 
 UNPLANNED = Plan()
 """Of a reference, which times nothing."""
@@ -154,6 +155,7 @@ class Runner:
         folder: Path,
         progress: Progress,
         cases: int = 1,
+        nights: Callable[[Sequence[Record]], Mapping[str, Sequence[Visit]]] = lambda baselines: {},
     ) -> None:
         self.settings = settings
         self.hardware = hardware
@@ -161,6 +163,7 @@ class Runner:
         self.before = before
         self.folder = folder
         self.progress = progress
+        self.nights = nights
         self.policy = Policy(
             error=settings.night_error / cases,
             first=settings.launches,
@@ -205,17 +208,19 @@ class Runner:
         row = self.measure(request, before=stored, saves=saves)
         record, verdict = row.record, row.verdict
         assert record is not None
-        refused = baseline.refusal(record, stored)
-        if saves and refused and record.outcome == "oom":
+        refused = baseline.refusal(record, stored, add=self.settings.add)
+        if saves and refused and record.outcome in baseline.KEPT_OUTCOMES:
             verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
         elif saves and not refused:
             # Nothing was to be compared, so in CI this does not fail for want of a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             reason = record.reason
-            if disturbed := disturbance(record):
-                reason = f"stored all the same, though {disturbed}: save it again when that is over"
-            elif record.outcome == "ok" and self._blind(record, len(record.launches), request.gates):
-                reason = APART
+            if stored is not None and (beside := self._another_visit(stored, record, verdict)):
+                reason = beside
+            elif record.outcome == "ok":
+                reason = self._warning(record, request.gates) or None
+            elif disturbed := disturbance(record):
+                reason = f"{reason}; stored all the same, though {disturbed}"
             verdict = dataclasses.replace(verdict, outcome=outcome, reason=reason, compared=True)
         elif not verdict.compared and (other := self._called(request.label, case)):
             verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {other}")
@@ -228,6 +233,18 @@ class Runner:
             baseline_path=baseline.from_here(baseline.path_of(self.settings.baseline_dir, self.hardware.id, case)),
             accept=accept if moved or not verdict.compared else "",
             stale="" if stored is None or saves else self._stale(stored, record, verdict),
+        )
+
+    def _another_visit(self, stored: Record, record: Record, verdict: Verdict) -> str:
+        """What to say of launches that differ from the stored ones of the same code, beside which they are stored."""
+        may_differ = baseline.OTHER_PLACE if self.settings.add else baseline.SAME_PLACE
+        if verdict.outcome not in ("regression", "improvement", "environment") or disturbance(stored):
+            return ""
+        if baseline.apart(stored, record, may_differ=may_differ):
+            return ""
+        return (
+            f"stored beside the launches of {stored.created[:10]}, which are of the same code and differ:"
+            f" {verdict.reason}; if one of these visits was disturbed, delete the file and save again"
         )
 
     def _called(self, label: str, case: Case) -> str:
@@ -276,6 +293,7 @@ class Runner:
             if verdict.doubtful and not verdict.fails(ci=False):
                 # Launches that it should have had could not be started any more.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
+        record, before = both_judged(verdict, record, before)
         return Row(
             label=label, verdict=verdict, record=record, baseline=before, by_hand=ended.by_hand, detail=ended.detail
         )
@@ -294,6 +312,19 @@ class Runner:
             return len(record.launches) == 1 and baseline.unconfirmed(record, before)
         stored, most = len(record.launches), self.settings.stored_launches + self.settings.confirm
         return stored < most and self._blind(record, stored, gates) and not self._blind(record, most, gates)
+
+    def _warning(self, record: Record, gates: Gates) -> str:
+        """What is wrong with a baseline of these launches, and what the next run will see from them."""
+        policy, priors = dataclasses.replace(self.policy, gates=gates), self.priors(record)
+        night = foreseen(record, stored=len(record.launches), launches=LAUNCHES, policy=policy, priors=priors)
+        if disturbed := disturbance(record):
+            sees = next(sight(change) for change in night if METRICS[change.metric].leads)
+            return f"stored all the same, though {disturbed}: the next run {sees}; save it again when that is over"
+        blind = next((change for change in night if change.outcome == "noisy"), None)
+        if blind is None:
+            return ""
+        enough = enough_stored(record, launches=LAUNCHES, policy=policy, priors=priors)
+        return far_apart(blind, enough=enough, host=host_bound(record))
 
     def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
         """Whether a night would be noisy against ``stored`` launches like these."""
@@ -327,7 +358,7 @@ class Runner:
         then = now if stored is None else Environment.from_json(stored.environment)
         # One rank may keep several devices busy (nn.DataParallel).
         devices = round(max([record.case.mesh.world_size, *record.values("devices")]))
-        return judge(
+        verdict = judge(
             record,
             stored,
             against=self.before.name if self.before else "",
@@ -336,6 +367,10 @@ class Runner:
             policy=dataclasses.replace(self.policy, gates=gates),
             priors=self.priors(record if stored is None else stored),
         )
+        by_noise = any(change.outcome == "regression" and change.interval for change in verdict.changes)
+        if by_noise and not self.settings.confirm:
+            verdict = dataclasses.replace(verdict, reason=f"{verdict.reason}; {UNCONFIRMED}")
+        return verdict
 
     def priors(self, record: Record) -> Priors:
         """The noise of rows like ``record`` where it was measured."""
@@ -349,7 +384,8 @@ class Runner:
     @cached_property
     def _learned(self) -> Callable[[str], Priors]:
         """By machine."""
-        return cache(partial(learn, self._baselines))
+        nights = self.nights(self._baselines)
+        return cache(lambda machine: learn(self._baselines, machine, nights))
 
     def _stale(self, stored: Record, record: Record, verdict: Verdict) -> str:
         days = (datetime.now(timezone.utc) - datetime.fromisoformat(stored.created)).days

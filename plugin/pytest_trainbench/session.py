@@ -27,6 +27,7 @@ from pytest_trainbench.report import header
 from pytest_trainbench.report.rows import Row
 from pytest_trainbench.report.tables import measured, tables
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.record import Record
 from pytest_trainbench.store import baseline, history, other_code
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Session:
         """How many collected tests are cases. They share the run's error budget."""
         self.unfinished: set[str] = set()
         """Node ids of the cases that have not finished."""
+        self.record_property: Callable[[str, object], None] = lambda name, value: None
+        """Adds a property to JUnit's file. The first case sets it."""
         self.spared = 0
         """How many tests ``--stale`` deselected."""
         self.environ = dict(os.environ)
@@ -111,19 +114,28 @@ class Session:
     def other_code(self) -> other_code.Stale:
         """The baselines that are stale, by the project's code at the start of the session.
 
-        A baseline that does not say which code made it counts as stale. Under ``--collect-only`` a named family needs
-        no device.
+        A baseline that does not say which code made it counts as stale.
         """
+        return other_code.look(self.baselines, Tree.of(self.config.rootpath))
+
+    @cached_property
+    def baselines(self) -> list[Record]:
+        """All baselines of this hardware at the start of the session. Under ``--collect-only`` a named family needs no
+        device."""
         family = rows(self.settings.hw) if self.config.option.collectonly else ()
         ids = [row.key for row in family] or [self.hardware.id]
-        records = (record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one))
-        return other_code.look(records, Tree.of(self.config.rootpath))
+        return [record for one in ids for record in baseline.load_all(self.settings.baseline_dir, one)]
 
     @property
     def cut_off(self) -> str:
         """A sentence if the run ended before its last case, else empty. Without it, the report would look complete."""
         left = len(self.unfinished)
         return f"the run was cut off: {left} of {self.cases} cases have no result" if left else ""
+
+    @property
+    def unjudged_most(self) -> float | None:
+        """The share of rows that may judge no time; ``None`` if the run does not fail for it."""
+        return self.settings.unjudged_share if self.settings.ci else None
 
     @property
     def available(self) -> int:
@@ -158,6 +170,7 @@ class Session:
                 folder=folder("trainbench"),
                 progress=self._shown,
                 cases=self.cases,
+                nights=self.archive.green_nights,
             )
         return self._runner
 
@@ -203,9 +216,11 @@ class Session:
 
     def _gather(self) -> None:
         """Wait for the other nodes. Raises ``pytest.UsageError`` if a node does not join, or differs from this node."""
+        from pytest_trainbench.launch import node_key
         from pytest_trainbench.launch.cluster import Cluster, Leader
 
         here = self._here()
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         try:
             lead = Leader(
                 nodes=self.settings.nodes,
@@ -215,11 +230,13 @@ class Session:
                 root=self.config.rootpath,
                 preload=self.settings.preload,
                 path=here["import_path"],
+                secret=node_key.find_or_make(os.environ),
+                host=self.settings.node_host,
             )
             self.until_end.callback(lead.close)
-            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
             lead.gather(
                 here["environment"],
+                key=node_key.where(os.environ),
                 limit_s=self.settings.launch_timeout,
                 progress=(lambda text: reporter.write_line(f"trainbench: {text}")) if reporter else lambda _: None,
             )
@@ -305,6 +322,8 @@ class Session:
     def _compared_with(self) -> str:
         if self.other is not None:
             return header.against(self.other.name)
+        if self.settings.calibrate:
+            return header.CALIBRATES
         return header.stored(
             baseline.count(self.settings.baseline_dir, self.hardware.id),
             self.settings.baseline_dir / self.hardware.id,

@@ -44,6 +44,10 @@ def fraction(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    return 1.0 if text in ("1", "100%") else fraction(text)
+
+
 def _seconds(text: str) -> float:
     return _positive(text, "a number of seconds above 0")
 
@@ -116,6 +120,12 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "add": Option(
+        help="with --save-baseline, add the launches to each stored baseline as another visit or machine, and refuse to"
+        " replace one",
+        default=False,
+        parse=_switch,
+    ),
     "missing": Option(
         help="run only the cases that have no baseline; with --save-baseline, this continues a run that was cut off",
         default=False,
@@ -171,6 +181,13 @@ OPTIONS: dict[str, Option] = {
         default=False,
         parse=_switch,
     ),
+    "unjudged_share": Option(
+        help="where CI is set, the run fails if more than this share of its rows judged no time, because they are noisy"
+        " or have nothing to compare with; 100%% switches this off (default: 1/2)",
+        default=0.5,
+        parse=_share,
+        metavar="SHARE",
+    ),
     "stale_days": Option(
         help="the report flags baselines that are older than this (default: 90)",
         default=90,
@@ -201,6 +218,11 @@ OPTIONS: dict[str, Option] = {
         default=29600,
         parse=port_number,
         metavar="PORT",
+    ),
+    "node_host": Option(
+        help="address of this machine that the other nodes connect to (default: all of its addresses)",
+        default="",
+        metavar="ADDRESS",
     ),
     "memory_cap": Option(
         help="let each device fail allocations beyond this, as a smaller device would, for example 32GB",
@@ -266,8 +288,12 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+PRELOAD = "torch._dynamo"
+"""Preloaded unless the ini file names other modules. Its import took 4 of the 5 s of a launch on two cores."""
+
 ONLY_INI = {
-    "preload": "modules that the fork server imports before it starts ranks, separated by spaces",
+    "preload": "modules that the fork server imports before it starts ranks, separated by spaces (default:"
+    " torch._dynamo, which DDP and every optimizer import)",
     "project": "name of this project in the history (default: from its git remote, else from its folder)",
 }
 """Settings that only the ini file has, because they describe the project. Each is a text, empty by default."""
@@ -279,6 +305,7 @@ class Settings:
 
     hw: str
     save_baseline: bool
+    add: bool
     missing: bool
     stale: bool
     calibrate: bool
@@ -290,11 +317,13 @@ class Settings:
     night_error: float
     floor: float | None
     fail_on_improvement: bool
+    unjudged_share: float
     stale_days: int
     baseline_dir: Path
     devices: int | None
     nodes: int
     node_port: int
+    node_host: str
     memory_cap: float | None
     launch_timeout: float
     run_timeout: float | None
@@ -345,6 +374,8 @@ def read(
         values["launches"] = stored_launches if values["save_baseline"] else LAUNCHES
     if values["missing"] and values["stale"]:
         raise ValueError("--missing runs cases without a baseline, and --stale runs cases with one: leave one out")
+    if command_line.get("add") and not values["save_baseline"]:
+        raise ValueError("--add adds launches to stored baselines: use it with --save-baseline")
     if values["calibrate"] and values["save_baseline"]:
         raise ValueError("--calibrate plants slowdowns and cannot store baselines: leave out --save-baseline")
     if values["against"] is not None:
@@ -357,4 +388,5 @@ def read(
             raise ValueError("--against needs two launches of each side to measure their noise: use --launches 2")
     ci = environment.get("CI", "").lower() not in ("", "0", "false")
     values |= {name: ini.get(name, "") for name in ONLY_INI}
+    values["preload"] = values["preload"] or PRELOAD
     return Settings(**values, stored_launches=stored_launches, ci=ci)

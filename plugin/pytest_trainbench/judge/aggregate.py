@@ -1,4 +1,4 @@
-"""From the ranks' traces to one launch: times, rates, losses and conditions of all ranks together."""
+"""Aggregates the traces of all ranks into one launch: times, rates, losses and conditions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_trainbench.schema.record import Launch, Trace
 
 
 def steady_from(step_ms: Sequence[float]) -> int:
-    """Index of the first step of the steady window; less than half of the steps are cut.
+    """Index of the first step of the steady window. Less than half of the steps are cut.
 
-    The marginal standard error rule (MSER): cut where the standard error of the mean of what remains is
-    smallest. Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation
-    output", Simulation 69(6), 1997.
+    The rule is the marginal standard error rule (MSER): cut where the standard error of the mean of the remaining steps
+    is smallest. Source: K. P. White, "An effective truncation heuristic for bias reduction in simulation output",
+    Simulation 69(6), 1997.
 
-    It looks past single steps that hiccup: to be rid of one it would cut all that came before. (Batch means, as in
-    MSER-5, do not help: they bring an outlier and the noise down alike.)
+    Single slow steps are smoothed first, or the rule would cut all steps before such a step. Batch means, as in MSER-5,
+    do not help, because they reduce an outlier and the noise alike.
     """
     smooth = _without_hiccups(step_ms)
     best, best_score = 0, math.inf
@@ -36,13 +36,14 @@ def steady_from(step_ms: Sequence[float]) -> int:
 
 
 def _without_hiccups(step_ms: Sequence[float]) -> list[float]:
-    """Every step that is far from the median of itself and its two neighbours, replaced by that median.
+    """The step times. A step that is far from the median of itself and its two neighbours is replaced by that median.
 
-    A start that gets faster from step to step stays as it is: there each step is that median. So does the very first
-    step; the last one is held against the two before it. Source: the Hampel
-    filter with the 3-sigma edit rule, R. K. Pearson, "Outliers in process modeling and identification", IEEE
-    Transactions on Control Systems Technology 10(1), 2002; sigma is here that of all steps, from their median absolute
-    deviation, because three are too few to tell it.
+    A start that gets faster from step to step is unchanged, because each of its steps is that median. The first step is
+    unchanged too. The last step is compared with the two steps before it.
+
+    Source: the Hampel filter with the 3-sigma edit rule, R. K. Pearson, "Outliers in process modeling and
+    identification", IEEE Transactions on Control Systems Technology 10(1), 2002. Here sigma comes from the median
+    absolute deviation of all steps, because three steps are too few to estimate it.
     """
     median_ms = statistics.median(step_ms)
     far = 3 * 1.4826 * statistics.median(abs(ms - median_ms) for ms in step_ms)
@@ -60,12 +61,12 @@ def reduce(
     loss_from: int = 1,
     devices: Conditions = MappingProxyType({}),
 ) -> Launch:
-    """One launch from the traces of all its ranks, its losses held against those of the ``reference``, if any, from
-    step ``loss_from`` on.
+    """One launch from the traces of all its ranks.
 
-    A step takes as long as its slowest rank, so times are the element-wise maximum over ranks; rates come
-    from the totals of the steady window. ``devices``: conditions of all devices that are here. A launch that fails a
-    guard keeps its figures and is ``invalid``.
+    A step takes as long as its slowest rank, so times are the element-wise maximum over ranks. Rates come from the
+    totals of the steady window. Losses are compared with those of the ``reference``, if there is one, from step
+    ``loss_from`` on. ``devices``: conditions of all devices of the machine. A launch that fails a guard keeps its
+    figures and is ``invalid``.
     """
     slowest_ms = [max(times) for times in zip(*(trace.step_ms for trace in traces), strict=True)]
     start = steady_from(slowest_ms)
@@ -96,7 +97,7 @@ def reduce(
 
 
 def _conditions(traces: Sequence[Trace], devices: Conditions) -> dict[str, list[float]]:
-    """What the launch ran under, of the devices that its ranks keep busy."""
+    """The conditions of the launch. Of the devices, only those that its ranks keep busy."""
     used = sum(trace.devices for trace in traces)
     nodes: dict[int, list[dict[str, float]]] = defaultdict(list)
     for trace in traces:
@@ -116,12 +117,12 @@ def _mean_losses(traces: Sequence[Trace]) -> list[float]:
 
 
 CAPACITY_LEAST_S = 0.4
-"""Seconds of all cores together below which shares of them are not said: the kernel counts in ticks of 10 ms, and each
-rank and core may be one off."""
+"""Minimum core-seconds of a window for shares of the cores. The kernel counts in ticks of 10 ms, and the count of each
+rank and core may be off by one tick."""
 
 
 def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Conditions of one host from what each rank on it counted."""
+    """Conditions of one host, from the counters of each rank on it."""
     found: dict[str, float] = {}
 
     def known(*names: str) -> bool:
@@ -137,7 +138,7 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
                 others_s = first["busy_s"] - sum(one["own_s"] for one in ranks)
                 found["other_cores"] = min(1.0, max(0.0, others_s / capacity_s))
     if known("waited_s", "at_s"):
-        # Ranks wait for each other, so that the step waits where any of them does: as often as independent ones do.
+        # Ranks wait for each other, so the step waits if any rank does. The ranks count as independent.
         found["waiting"] = 1 - math.prod(max(0.0, 1 - one["waited_s"] / one["at_s"]) for one in ranks)
     if known("periods", "throttled") and ranks[0]["periods"]:
         found["quota"] = ranks[0]["throttled"] / ranks[0]["periods"]
@@ -149,7 +150,8 @@ def host(ranks: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def hosts(nodes: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
-    """Conditions of several, in the order of the nodes, where all of them know; from what each rank counted."""
+    """Conditions of several hosts, in the order of the nodes, from the counters of each rank. A condition that one host
+    lacks is left out."""
     found = list(map(host, nodes))
     known = [name for name in found[0] if all(name in one for one in found)]
     return {name: [value for one in found for value in one[name]] for name in known}

@@ -1,4 +1,4 @@
-"""Is it the machine? What of a launch's conditions was unlike the baseline's, and how much that may have cost. Pure."""
+"""Is the machine to blame? Finds conditions that were worse than the baseline's, and what they may cost. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from pytest_trainbench.schema.metrics import LEADING, METRICS, host_bound
 from pytest_trainbench.schema.record import Launch, Record
 
 EXPLAINS_LEAST = 0.5
-"""Share of a slowdown (of its logarithm) that a cause must be able to account for. Less would excuse changes of code;
-all of it is too much to ask: a disturbance costs more than can be counted (caches, memory), and none comes alone."""
+"""Share of a slowdown (of its logarithm) that a cause must account for. A lower share would excuse changes of the code.
+All of it is too much to ask: a disturbance also costs what nobody counts (caches, memory)."""
 
 SLOW_RANK = 0.03
-"""How much longer than its data-parallel peers, which do the same work, one rank computes where it stands out. Devices
-of one kind differ by 1 to 2 %."""
+"""A rank stands out if it computes longer than its data-parallel peers by more than this fraction. They do the same
+work, and devices of one kind differ by 1 to 2 %."""
 
 MODES_APART = 0.05
 MODE_LEAST = 0.2
 MODE_TIMES = 3
 MODE_SPREAD = 6.0
-"""Times are bimodal where they fall into two groups at least 5 % apart, each of at least three of the times and a fifth
-of them, and their medians are more than six times as far apart as the middle half of a group is wide: where
-normal noise is cut in two it is 1.6 times. Ten launches with heavy tails and 5 % noise look so once in a hundred."""
+"""Times are bimodal if they fall into two groups whose medians are at least 5 % apart. Each group has at least three
+times, and at least a fifth of all times. The distance of the medians is more than six times the width of the middle
+half of a group. (For normal noise that is cut in two, it is 1.6 times.) Ten launches with heavy tails and 5 % noise
+look bimodal once in a hundred."""
 
 
 PLACES = {"host": "node", "device": "device"}
@@ -36,8 +37,13 @@ PLACES = {"host": "node", "device": "device"}
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """``what`` it is, with its figure, and the baseline's, ``usual``. ``slows``: log of how many times as long it may
-    make a step, at most; infinite where nothing says. ``of``: where it lies, as for :class:`Condition`, or ``step``."""
+    """A possible cause of a slowdown.
+
+    what: the cause with its figure.
+    usual: the baseline's figure.
+    slows: logarithm of the largest factor by which it may lengthen a step; infinite if there is no limit.
+    of: where it lies, as for :class:`Condition`, or ``step``.
+    """
 
     what: str
     usual: str
@@ -50,7 +56,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Bimodal:
-    """Two groups of times: the median of each in ms, and the share of the slow group."""
+    """Two groups of times: the median of each group in ms, and the share of the slow group."""
 
     fast_ms: float
     slow_ms: float
@@ -58,7 +64,7 @@ class Bimodal:
 
 
 def unlike(now: Conditions, before: Conditions, *, places: Collection[str] = ("host", "device")) -> list[Cause]:
-    """Conditions that were worse than the baseline's, of these ``places``; each by its rule in
+    """The conditions of these ``places`` that were worse than the baseline's, by their rules in
     :data:`~pytest_trainbench.schema.conditions.CONDITIONS`."""
     found = []
     for name, condition in CONDITIONS.items():
@@ -77,7 +83,7 @@ def unlike(now: Conditions, before: Conditions, *, places: Collection[str] = ("h
 
 
 def typical(launches: Sequence[Launch]) -> dict[str, list[float]]:
-    """The median launch's conditions: of each fact, device by device."""
+    """The median of each condition over the launches, device by device."""
     series: dict[str, list[list[float]]] = defaultdict(list)
     for launch in launches:
         for name, values in launch.conditions.items():
@@ -86,43 +92,43 @@ def typical(launches: Sequence[Launch]) -> dict[str, list[float]]:
 
 
 def places(record: Record) -> tuple[str, ...]:
-    """Where the pace of a step is set: on the device, on its host, or on both where they are one or the host issues the
-    steps as slowly as they run."""
+    """What sets the pace of a step: the device alone, or the host too. The host counts if it is also the device (a
+    CPU), or if the row is host-bound."""
     return ("host", "device") if host_bound(record) or not _computes_apart(record) else ("device",)
 
 
 def _computes_apart(record: Record) -> bool:
-    """Whether the device is not the host: then it is known how long it computes."""
+    """Whether the device is not the host. Only then is its compute time known."""
     return any(record.values(name) for name, metric in METRICS.items() if metric.paced_by == "device")
 
 
 def of_launches(now: Record, before: Record) -> list[list[Cause]]:
-    """Of each launch by itself: its conditions alone, never its figures, so that a launch which is left out for them is
-    not left out for being slow."""
+    """The causes of each launch by itself. Only its conditions count, never its figures, so that no launch is left out
+    because it is slow."""
     usual, where = typical(before.launches), places(now)
     return [unlike(launch.conditions, usual, places=where) for launch in now.launches]
 
 
 def undisturbed(now: Record, before: Record) -> tuple[Launch, ...]:
-    """The launches that nothing disturbed."""
+    """The launches that no condition disturbed."""
     return tuple(launch for launch, why in zip(now.launches, of_launches(now, before), strict=True) if not why)
 
 
 def of_record(now: Record, before: Record) -> list[Cause]:
-    """All that may have slowed ``now`` and lay with the machine."""
+    """All causes on the machine that may have slowed ``now``."""
     found = unlike(typical(now.launches), typical(before.launches), places=places(now))
     return [*found, *filter(None, (slow_rank(now, before), bimodal_times(now, before)))]
 
 
 def explained(slowdown: float, metric: str, causes: Sequence[Cause]) -> list[Cause]:
-    """Those that can account for a slowdown (the logarithm of new / old) of a time. The host does not change how long
-    the device computes, and only whole steps are bimodal."""
+    """The causes that can account for a slowdown (the logarithm of new / old) of a time. The host does not lengthen the
+    device's compute time, and only whole steps are bimodal."""
     places = ("device", "rank") if METRICS[metric].paced_by == "device" else ("host", "device", "rank", "step")
     return [cause for cause in causes if cause.of in places and cause.slows >= EXPLAINS_LEAST * slowdown]
 
 
 def slow_rank(now: Record, before: Record) -> Cause | None:
-    """One rank that computes longer than those that do the same work."""
+    """One rank that computes longer than the ranks that do the same work."""
     rank, excess = _slowest(now)
     _, usual = _slowest(before)
     if excess is None or excess - (usual or 0.0) <= SLOW_RANK:
@@ -136,8 +142,8 @@ def slow_rank(now: Record, before: Record) -> Cause | None:
 
 
 def bimodal_times(now: Record, before: Record) -> Cause | None:
-    """Steps, or launches, that are bimodal where the baseline's are not: without the slow ones they would be as fast as
-    their fast ones."""
+    """Steps or launches that are bimodal, if the baseline's are not. Without the slow group, the step would be as fast
+    as the fast group."""
     for kind, found, usual in (
         ("steps", _bimodal_steps(now), _bimodal_steps(before)),
         ("launches", bimodal(now.values(LEADING)), bimodal(before.values(LEADING))),
@@ -146,8 +152,8 @@ def bimodal_times(now: Record, before: Record) -> Cause | None:
             median_ms = statistics.median(now.values(LEADING))
             shares = f"{1 - found.slow_share:.0%} at {found.fast_ms:,.4g} ms, {found.slow_share:.0%} at"
             return Cause(
-                what=f"{kind} of two moods: {shares} {found.slow_ms:,.4g} ms",
-                usual="one",
+                what=f"bimodal {kind}: {shares} {found.slow_ms:,.4g} ms",
+                usual="not bimodal",
                 slows=max(0.0, math.log(median_ms / found.fast_ms)),
                 of="step",
             )
@@ -155,7 +161,8 @@ def bimodal_times(now: Record, before: Record) -> Cause | None:
 
 
 def bimodal(times_ms: Sequence[float]) -> Bimodal | None:
-    """The two groups that times fall into, in whatever order, ``None`` where they are one. See :data:`MODES_APART`."""
+    """The two groups of bimodal times, whatever their order; ``None`` if they are one group. See
+    :data:`MODES_APART`."""
     ordered = sorted(times_ms)
     least = max(MODE_TIMES, math.ceil(MODE_LEAST * len(ordered)))
     if len(ordered) < 2 * least:
@@ -171,7 +178,7 @@ def bimodal(times_ms: Sequence[float]) -> Bimodal | None:
 def _slows(
     condition: Condition, reached: float, usual: float | None, now: Conditions, before: Conditions
 ) -> float | None:
-    """See :class:`Cause`; ``None`` where the condition is not worse than usual."""
+    """See :class:`Cause`; ``None`` if the condition is not worse than usual."""
     match condition.rule:
         case Rate(margin=margin, share=share):
             return share * math.log(usual / reached) if usual and 0 < reached < usual * (1 - margin) else None
@@ -189,14 +196,14 @@ def _slows(
 
 
 def _slowest(record: Record) -> tuple[int, float | None]:
-    """The rank that stands out most among those that do the same work, and by which fraction."""
+    """The rank that computes longest compared with the ranks that do the same work, and by which fraction."""
     compute_ms = typical(record.launches).get("rank_compute_ms", [])
     most: tuple[int, float | None] = (0, None)
     for ranks in _peers(record.case.mesh):
         if len(ranks) > 1 and max(ranks) < len(compute_ms):
             slow = max(ranks, key=lambda rank: compute_ms[rank])
             others = statistics.median(compute_ms[rank] for rank in ranks if rank != slow)
-            if not others:  # their step only communicates
+            if not others:  # the step only communicates
                 continue
             excess = compute_ms[slow] / others - 1
             if most[1] is None or excess > most[1]:
@@ -205,7 +212,7 @@ def _slowest(record: Record) -> tuple[int, float | None]:
 
 
 def _peers(mesh: MeshShape) -> list[list[int]]:
-    """Ranks that do the same work on other data."""
+    """Groups of ranks that do the same work on different data."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in range(mesh.world_size):
         groups[tuple(at for axis, at in mesh.coordinates(rank).items() if axis != "dp")].append(rank)
@@ -213,8 +220,8 @@ def _peers(mesh: MeshShape) -> list[list[int]]:
 
 
 def _bimodal_steps(record: Record) -> Bimodal | None:
-    """Of the steps inside the launches, where most launches are bimodal; the launch in the middle. Slow steps at equal
-    distances are the code's: something that it does every so many steps."""
+    """The groups of the median launch, if the steps of most launches are bimodal. Slow steps at equal distances do not
+    count, because the code causes them: it does something every few steps."""
     found = [bimodal(launch.steady_ms) for launch in record.launches]
     told = [each for each, launch in zip(found, record.launches, strict=True) if each and not _regular(each, launch)]
     if 2 * len(told) <= len(found):
@@ -231,7 +238,7 @@ def _regular(found: Bimodal, launch: Launch) -> bool:
 
 
 def _width(times: Sequence[float]) -> float:
-    """Between the quartiles."""
+    """The distance between the quartiles."""
     if len(times) < 2:
         return 0.0
     quarters = statistics.quantiles(times, n=4, method="inclusive")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from pytest_trainbench.judge.noise import Comparison, Prior, learned
+from pytest_trainbench.judge.noise import Comparison, learned
 from pytest_trainbench.judge.outcome import Change
-from pytest_trainbench.judge.policy import Policy
-from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Relative, Statistical, host_bound
+from pytest_trainbench.judge.policy import FRESH_LEAST, Policy, Priors
+from pytest_trainbench.judge.visits import Visit, laws
+from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Metric, Relative, Statistical, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 
 POWER = 0.9
@@ -19,30 +21,19 @@ probability: found at least eight times in ten."""
 HOPELESS = 0.01
 """A row gets no more launches where the chance that they make it a regression is below this."""
 
+UNSURE = 0.05
+"""Chance that the noise of a row is larger than ``sees`` takes it for."""
+
+FUTILE = 0.05
+"""A noisy row gets no more launches where the chance that they let it see its tolerance is below this."""
+
 BLIND = math.log(1000)
 """Larger changes are not told apart: a row that sees no less than a thousandfold sees nothing. (Two pairs of launches
 of which one in a million may err would see, by Student's t, no less than e to the thousandth power.)"""
 
-MACHINE_NOISE, HOST_NOISE = 0.005, 0.3
-"""Relative standard deviation of one machine among others of its kind, which no number of launches on it shows: added
-to a comparison between two machines. A BERT step took 28.7, 28.7 and 28.9 ms on three H200 machines. A step that the
-host sets the pace of took 42, 49, 61, 63, 78 and 93 ms on six of them (GPT-1.3B under FSDP2, four devices), while its
-kernels took 37 to 38 ms on all."""
-
-BETWEEN_VISITS = 0.7
-"""Standard deviation of a host between one visit and the next, as a multiple of what launches of one visit differ by:
-what a host is busy with stays for minutes. Fourteen rows that their host sets the pace of, compared with baselines of
-some minutes before on two machines with H200s where nothing had changed, were 0.4 and 1.0 of it apart."""
-
 UNSTEADY = "not the same in every launch"
 GENERATED = "torch.compile generated the step, and what it generates may differ between machines and runs"
 """Why a count is not judged."""
-
-
-def between_visit_sd(name: str, *records: Record) -> float:
-    """:data:`BETWEEN_VISITS` of a metric that the host of any of these sets the pace of; 0 for others. A device
-    computes as long whatever its host does."""
-    return BETWEEN_VISITS if METRICS[name].paced_by == "host" and any(map(host_bound, records)) else 0.0
 
 
 def is_compiled(record: Record) -> bool:
@@ -61,26 +52,35 @@ def chances_of(baseline: Record, policy: Policy) -> tuple[list[str], float]:
     return varying, policy.error_of(len(varying))
 
 
-def learn(baselines: Sequence[Record], machine: str = "") -> dict[tuple[str, bool], Prior]:
-    """What the baselines of one kind of hardware teach about the noise of rows on one ``machine``. A metric without
-    rows enough is left out.
+def learn(
+    baselines: Sequence[Record], machine: str = "", nights: Mapping[str, Sequence[Visit]] = MappingProxyType({})
+) -> Priors:
+    """What the baselines of one kind of hardware, and their green nights (by case id), teach about the noise of rows
+    on one ``machine``. A metric without enough rows is left out.
 
-    Host-bound rows are apart, and of these the machine's own go first: such noise is the host's. Those of six machines
-    with H200s differed by 0.2 to 10 % between launches (medians of their rows), other rows by 0.1 to 0.2 % on all.
-    Where there are too few of a sort, what more of them teach together.
+    Host-bound rows are a group of their own, and the machine's own host-bound rows come first, because their noise is
+    the host's. Host-bound rows of six machines with H200s differed by 0.2 to 10 % between launches (medians of their
+    rows), other rows by 0.1 to 0.2 % on all. If a group is too small, a larger one teaches instead.
     """
     bound = [one for one in baselines if host_bound(one)]
     others = [one for one in baselines if not host_bound(one)]
     own = [one for one in bound if machine and one.machine == machine]
     alike = {False: (others, baselines), True: (own, bound, baselines)}
-    found = {}
+    noise, visits = {}, {}
     for name, metric in METRICS.items():
         if isinstance(metric.gate, Statistical):
             for sort, sets in alike.items():
-                priors = (learned([one.values(name) for one in rows]) for rows in sets)
-                if prior := next(filter(None, priors), None):
-                    found[name, sort] = prior
-    return found
+                found = (learned([one.values(name) for row in rows for one in row.visits]) for rows in sets)
+                if prior := next(filter(None, found), None):
+                    noise[name, sort] = prior
+                rows = [(*one.visits, *nights.get(one.case.id, ())) for one in (bound if sort else others)]
+                visits.update({(name, sort, kind): law for kind, law in laws(rows, name).items()})
+    return Priors(noise=noise, visits=visits, nights=nights)
+
+
+def host_paced(name: str, *records: Record) -> bool:
+    """Whether the host of any of these records paces the metric."""
+    return METRICS[name].paced_by == "host" and any(map(host_bound, records))
 
 
 def varies(gate: Gate, before: Sequence[float]) -> bool:
@@ -110,71 +110,147 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
     red_at_last = max(floor, final.reach(error * policy.share(last)))
     green = red if policy.fail_on_improvement else max(floor, found.reach(error))
 
-    hurdles = [red_at_last + final.reach(1 - POWER)]
-    if launches < last:
-        hurdles.append(floor + found.reach(1 - POWER))
-    sees = math.expm1(min(BLIND, max(hurdles)))
+    seen = _sees(found, final, floor=floor, error=error * policy.share(last))
+    sees = math.expm1(seen) if seen < BLIND else math.inf
 
     def doubtful(by: float) -> bool:
         return launches < last and by > floor and by + found.drift(last, HOPELESS) > red_at_last
 
+    def could_see() -> bool:
+        """Whether more launches may show that the noise is low enough to see the tolerance."""
+        best = found.quieter(FUTILE).after(last)
+        return math.expm1(min(BLIND, _sees(best, best, floor=floor, error=error * policy.share(last)))) <= tolerance
+
     if not worse <= red:  # so written, NaN is a regression
-        outcome, doubt = "regression", False
+        outcome, unsettled = "regression", False
     elif -worse > green:
-        outcome, doubt = "improvement", False
+        outcome, unsettled = "improvement", False
     else:
         outcome = "noisy" if sees > tolerance else "ok"
-        doubt = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
-    low, high = (math.expm1(found.change + way * min(BLIND, found.reach(0.025))) for way in (-1, 1))
+        unsettled = doubtful(worse) or (policy.fail_on_improvement and doubtful(-worse))
+        unsettled = unsettled or (outcome == "noisy" and launches < last and could_see())
+    low, high = (math.expm1(max(-BLIND, min(BLIND, end))) for end in found.interval())
     better = 1 if metric.higher_is_better else -1
     return Change(
         metric=name,
         before=found.before,
         now=found.now,
         change=round(better * (found.now / found.before - 1), 9) + 0.0,  # past what a logarithm rounds, and no −0
-        sees=sees,
+        sees=_own(metric, sees),
         outcome=outcome,
         interval=(low, high) if metric.higher_is_better else (-high, -low),
-        doubtful=doubt,
-        tolerance=tolerance,
+        doubtful=unsettled,
+        cold=math.expm1(found.cold),
+        tolerance=_own(metric, tolerance),
+    )
+
+
+def _sees(found: Comparison, final: Comparison, *, floor: float, error: float) -> float:
+    """Logarithm of the smallest slowdown that another night finds eight times in ten. ``found``: tonight, ``final``:
+    at the last look.
+
+    The launches of another night show the true noise, which may be larger than these launches show
+    (:data:`UNSURE`). They then raise the limit of that night.
+    """
+    fresh = min(1.0, (final.launches_now - 1) / final.noise_df) if final.noise_df else 0.0
+    margin = math.sqrt(1 + fresh * (found.worse(UNSURE) ** 2 - 1))
+    confirmed = max(floor, margin * final.reach(error)) + final.reach(1 - POWER)
+    if found.launches_now >= final.launches_now:
+        return confirmed
+    return max(confirmed, floor + found.reach(1 - POWER))
+
+
+def _own(metric: Metric, slower: float) -> float:
+    """A slowdown, a fraction of the time, as a fraction of the metric: a rate falls by less than the time grows."""
+    return 1 - 1 / (1 + slower) if metric.higher_is_better and slower < math.inf else slower
+
+
+def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:
+    """A change of a metric that is judged by its noise, where a launch has a figure of 0, which has no logarithm.
+
+    Where the baseline has none and this run nothing else, the metric changed. Otherwise the row is in doubt.
+    """
+    if all(before) and not any(now):
+        return compare_constant(name, before, now, policy=policy)
+    zeros, all_of_them = [*before, *now].count(0), len(before) + len(now)
+    return Change(
+        metric=name,
+        before=statistics.median(before),
+        now=statistics.median(now),
+        change=0.0,
+        sees=math.inf,
+        outcome="noisy",
+        doubtful=len(now) < policy.last - policy.left_out,
+        why=f"{zeros} of {all_of_them} launches of both sides have 0, and others have not",
     )
 
 
 def compare_constant(
     name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy, compiled: bool = False
 ) -> Change:
-    """A change of what does not vary between launches. ``compiled``: whether ``torch.compile`` generated the step."""
+    """A change of a metric that does not vary between launches.
+
+    Most of the launches decide. An odd launch is named, and only a majority of odd launches is a change: after the
+    usual confirmation, unless all launches agree. ``compiled``: whether ``torch.compile`` generated the step.
+    """
     metric, gate = METRICS[name], policy.gate(name)
-    match gate:
-        case Relative(floor=floor):
-            sees = floor
-        case Exact():
-            sees = 0.0
-        case Counted():
-            sees = 0.0
-            before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
-        case Statistical():
-            raise ValueError(f"{name} is judged by its noise")
+    if isinstance(gate, Statistical):
+        raise ValueError(f"{name} is judged by its noise")
+    if isinstance(gate, Counted):
+        before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
     old, new = statistics.median(before), statistics.median(now)
+    moved = [_moved(gate, before, value) for value in now]
+    most = next((way for way in (0, 1, -1) if moved.count(way) * 2 > len(now) - (way == 0)), None)
     if isinstance(gate, Exact):
         new = max(now, key=lambda value: abs(value - old))  # a median hides a launch that did other work
-    grown = 0.0 if new == old else math.inf if old == 0 else new / old - 1
-    better = grown if metric.higher_is_better else -grown
-    outcome, why = "ok", ""
-    if isinstance(gate, Counted) and not _agree(before, now):
-        outcome, why = "not judged", UNSTEADY
-    elif isinstance(gate, Counted) and gate.generated and compiled and new != old:
-        outcome, why = "not judged", GENERATED
-    elif not abs(better) <= sees:  # so written, NaN is a regression
-        outcome = "improvement" if better > 0 else "regression"
+    elif most is not None:
+        new = statistics.median(value for value, way in zip(now, moved, strict=True) if way == most)
+    better = _grown(old, new) if metric.higher_is_better else -_grown(old, new)
+    outcome, why, doubtful = "ok", "", False
+    if isinstance(gate, Exact):
         # A step that does less work is not a faster one.
-        outcome = "incomparable" if isinstance(gate, Exact) else outcome
-    return Change(metric=name, before=old, now=new, change=better, sees=sees, outcome=outcome, why=why)
+        outcome = "incomparable" if any(moved) else "ok"
+    elif most is None or (most == 0 and isinstance(gate, Counted) and len(set(before)) > 1):
+        outcome, why = "not judged", UNSTEADY
+    elif most and isinstance(gate, Counted) and gate.generated and compiled:
+        outcome, why = "not judged", GENERATED
+    elif most:
+        found = "improvement" if better > 0 else "regression"  # so written, NaN is a regression
+        wanted = min(policy.last, policy.first + FRESH_LEAST) - policy.left_out
+        fails = found == "regression" or policy.fail_on_improvement
+        doubtful = fails and moved.count(most) < len(now) < wanted
+        outcome = "ok" if doubtful else found
+    odd = tuple(value for value, way in zip(now, moved, strict=True) if way != most)
+    odd = () if why or isinstance(gate, Exact) else odd
+    return Change(
+        metric=name,
+        before=old,
+        now=new,
+        change=better,
+        sees=gate.floor if isinstance(gate, Relative) else 0.0,
+        outcome=outcome,
+        doubtful=doubtful,
+        why=why,
+        odd=odd,
+        launches=len(now) if odd else 0,
+    )
 
 
-def _agree(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether a count was the same in every launch, and is more in every launch now, or fewer, or the same.
+def _moved(gate: Gate, before: Sequence[float], value: float) -> int:
+    """1 if a launch's figure is above the baseline's, −1 if it is below, 0 if it is the same. NaN counts as above.
 
-    A launch may fall on a step that does something besides, such as ending an epoch: a change of the code is in all.
+    Launches of a baseline whose counts differ are a few of many possible ones, so that the next may lie beyond them. A
+    count is then the same up to the width of what they showed.
     """
-    return len(set(before)) == 1 and len({(value > before[0]) - (value < before[0]) for value in now}) == 1
+    if isinstance(gate, Relative):
+        old = statistics.median(before)
+        return 0 if abs(_grown(old, value)) <= gate.floor else -1 if value < old else 1
+    if isinstance(gate, Exact):
+        return int(value != statistics.median(before))
+    width = max(before) - min(before)
+    return -1 if value < min(before) - width else 0 if value <= max(before) + width else 1
+
+
+def _grown(old: float, new: float) -> float:
+    """How much larger ``new`` is, as a fraction of ``old``."""
+    return 0.0 if new == old else math.inf if old == 0 else new / old - 1

@@ -1,12 +1,12 @@
-"""Did a row slowly become worse over many nights, in steps that no single night sees? Pure: nothing here reads a file.
+"""Finds rows that became worse over many nights, in steps that no single night sees. Pure: nothing here reads a file.
 
-A night is one day (UTC) of one row on one machine; its figure is the median of that day's launches. The last nights are
-held against those before them, for a few numbers of last nights, by the rank sum test of Wilcoxon, Mann and Whitney:
-how often is a later night worse than an earlier one? Its chance is exact whatever the noise looks like (outliers, two
-moods, any tails), as long as nights without a change could have come in any order. F. Wilcoxon, Biometrics Bulletin
-1(6), 1945; H. B. Mann and D. R. Whitney, Annals of Mathematical Statistics 18(1), 1947.
+A night is one day (UTC) of one row on one machine. Its figure is the median of that day's launches. The last nights are
+compared with the nights before them, for several numbers of last nights. The test is the rank sum test of Wilcoxon,
+Mann and Whitney: how often is a later night worse than an earlier one? Its chance is exact for any noise (outliers,
+bimodal, heavy tails), if nights without a change could have come in any order. F. Wilcoxon, Biometrics Bulletin 1(6),
+1945; H. B. Mann and D. R. Whitney, Annals of Mathematical Statistics 18(1), 1947.
 
-docs/detection.md shows what it finds, and how often it is wrong.
+docs/detection.md shows what the test finds, and how often it is wrong.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from pytest_trainbench.schema.metrics import METRICS, Gates, Relative, Statistic
 from pytest_trainbench.store.history import Run, own_code
 
 SPLITS = (4, 6, 9, 13, 19, 28, 42)
-"""Numbers of last nights that are held against those before. They share the error (Bonferroni)."""
+"""Numbers of last nights that are compared with the nights before. They share the error budget (Bonferroni)."""
 
 NIGHTS_MOST = 90
-"""Nights that are looked at; older ones say nothing of today."""
+"""Number of nights that count. Older nights say nothing about today."""
 
 BELIEVED = ("ok", "saved", "improvement", "no-baseline", "noisy", "regression")
-"""Outcomes whose figures tell of the code on this machine."""
+"""Outcomes whose figures show the speed of the code on this machine."""
 
 SAID = ("regression", "improvement", "incomparable")
-"""Outcomes that tell a person of a change. A baseline saved next accepts it."""
+"""Outcomes that report a change to a person. A baseline that is saved next accepts the change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """``figure``: median of the launches, in the metric's unit. ``code``: as of a history's entry."""
+    """One night of a row. ``figure``: median of the launches, in the metric's unit. ``code``: see
+    :class:`~pytest_trainbench.store.history.Entry`."""
 
     day: date
     figure: float
@@ -50,9 +51,14 @@ class Night:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """A metric of one row that has become worse by the fraction ``change`` since a day: so many nights since, so many
-    before, and what of the project's code and of the environment differs between the last night before and the first
-    since."""
+    """A metric of one row that became worse.
+
+    change: by which fraction it is worse.
+    since: the first night that is worse.
+    nights_since, nights_before: the number of nights from then on, and before.
+    differs: what differs between the last night before and the first night since, in the project's code and in the
+    environment.
+    """
 
     id: str
     label: str
@@ -66,8 +72,12 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What one run's history says. nights: by id of tonight's cases, how many nights it holds of them on this
-    machine. needed: nights without which nothing can be seen."""
+    """The result for one run.
+
+    nights: number of nights in the history on this machine, by the id of tonight's cases.
+    needed: minimum number of nights for a drift to be found.
+    drifts: the drifts that were found.
+    """
 
     nights: dict[str, int]
     needed: int
@@ -82,10 +92,11 @@ def watch(
     floor: float | None = None,
     gates: Mapping[str, Gates] = MappingProxyType({}),
 ) -> Findings:
-    """Every row of tonight against its own history, the oldest run first.
+    """Compare every row of tonight with its own history. ``earlier`` holds the oldest run first.
 
-    ``night_error``: chance that any drift is said where nothing changed, all rows together. ``floor`` and, by id
-    of a case, ``gates``: as for a verdict of tonight (:class:`~pytest_trainbench.judge.policy.Policy`).
+    night_error: chance that any drift is reported if nothing changed, over all rows.
+    floor, gates: as for a verdict of tonight (:class:`~pytest_trainbench.judge.policy.Policy`). ``gates`` are by the id
+    of a case.
     """
     runs = [*earlier, tonight]
     series = {
@@ -101,7 +112,7 @@ def watch(
         if found := rise(_worse(name, row), error=error, floor=_floor(name, policy)):
             first, change = found
             if METRICS[name].higher_is_better:
-                change /= 1 + change  # of the baseline's rate, as the verdict has it: half of it is no 100 % less
+                change /= 1 + change  # a fraction of the rate before, as in a verdict: half the rate is 50 % less
             drifts.append(
                 Drift(
                     id=case_id,
@@ -124,18 +135,22 @@ def watch(
 
 
 def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
-    """The nights of one row, the oldest first, as far as they compare with the last run: on its machine, under its
-    conditions (device, link, power cap), and since the last change that was accepted.
+    """The nights of one row that compare with the last run, the oldest first.
 
-    A change is accepted by a new baseline that comes right after it was said: after a night that was red, better or of
-    other work, or that had a drift. Any other new baseline accepts nothing, or a slow drift would hide behind it.
+    They ran on its machine, with the same device, link and power cap, after the last change that was accepted. A
+    machine without an id has no nights, because another such machine may have run the earlier ones.
+
+    A new baseline accepts a change if it comes right after the change was reported: after a night that was red, better
+    or of other work, or that had a drift. Any other new baseline accepts nothing, or it would hide a slow drift.
     """
     here, machine = runs[-1].environment, runs[-1].machine_of(case_id)
+    if not machine:
+        return []
     found: list[tuple[Run, list[float]]] = []
     baseline, said = "", False
     for run in runs:
         entry = run.entries.get(case_id)
-        # What another machine said was of its own, and so is the baseline that it has.
+        # Another machine has its own baseline, and its reports say nothing about this machine.
         if entry is None or entry.outcome not in {*BELIEVED, *SAID} or run.machine_of(case_id) != machine:
             continue
         if said and entry.baseline != baseline:
@@ -160,10 +175,11 @@ def nights(runs: Sequence[Run], case_id: str, metric: str) -> list[Night]:
 
 
 def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, float] | None:
-    """Where a series of logarithms (worse is above) began to be higher, and by which fraction the last nights are above
-    those before; ``None`` where chance may have done it or it is less than ``floor`` (a fraction).
+    """The index at which a series of logarithms (higher is worse) began to be higher, and the fraction by which the
+    last nights are above those before. ``None`` if chance may explain the rise, or if it is below ``floor`` (a
+    fraction).
 
-    Of series without a change, in any order with the same chance, at most the fraction ``error`` is said to rise.
+    If nothing changed and all orders are equally likely, at most the fraction ``error`` of the series is reported.
     """
     share, above = error / len(SPLITS), _above(figures)
     size, least = len(figures), SPLITS[0]
@@ -171,7 +187,7 @@ def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, 
         return None
 
     def score(last: int) -> float:
-        """Standard deviations over the mean."""
+        """How many standard deviations the count is above its mean."""
         pairs = last * (size - last)
         return (above[last] - pairs / 2) / math.sqrt(pairs * (size + 1) / 12)
 
@@ -181,7 +197,7 @@ def rise(figures: Sequence[float], *, error: float, floor: float) -> tuple[int, 
 
 
 def needed(error: float) -> int:
-    """Nights from which on a series can be said to rise at all."""
+    """Minimum number of nights for a rise to be reported at all."""
     share = error / len(SPLITS)
     return next(
         n
@@ -191,8 +207,8 @@ def needed(error: float) -> int:
 
 
 def _above(figures: Sequence[float]) -> list[int]:
-    """By the number of last nights, 0, 1, …: pairs of one of them and one before of which the later is higher. Equal
-    ones count against a rise, so that the chance is never too small."""
+    """For 0, 1, … last nights: the number of pairs of a last night and a night before, in which the last one is higher.
+    Equal nights count against a rise, so that the chance is never too small."""
     places = [0] * len(figures)
     for place, night in enumerate(sorted(range(len(figures)), key=lambda night: (figures[night], -night))):
         places[night] = place
@@ -202,9 +218,9 @@ def _above(figures: Sequence[float]) -> list[int]:
 
 @cache
 def _chances(before: int, since: int) -> list[float]:
-    """Of u = 0, 1, … the chance that u pairs or more are above, where nothing changed.
+    """For u = 0, 1, …: the chance that u pairs or more are higher if nothing changed.
 
-    The number of orders in which u pairs are is the coefficient of q^u in the Gaussian binomial coefficient, the
+    The number of orders with u such pairs is the coefficient of q^u in the Gaussian binomial coefficient, which is the
     product of (1 − q^(before + i)) / (1 − q^i) for i = 1 … since.
     """
     pairs = before * since

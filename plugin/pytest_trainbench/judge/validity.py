@@ -1,4 +1,4 @@
-"""Whether a launch may be believed: its losses, its parameters, its FLOPs."""
+"""Whether the figures of a launch can be trusted: checks of its losses, its parameters and its FLOPs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ FLOPS_AGREEMENT = 0.01
 """Largest fraction by which the formula and the counter may differ."""
 
 LOSS_STEPS = (1, 12)
-"""The first and the last step whose losses are held against the reference's. Wrong gradients show from the second
+"""The first and the last step whose losses are compared with the reference's. Wrong gradients show from the second step
 on."""
 
 
 def loss_deviation(losses: Sequence[float], reference: Sequence[float], since: int = 1) -> float | None:
-    """Largest distance from the unsharded ``reference`` over the steps that both have, from step ``since`` on, as a
-    fraction of how far the reference has fallen; ``None`` where that cannot be said.
+    """Largest distance from the unsharded ``reference`` over the steps that both have, from step ``since`` on.
 
-    Not a fraction of the loss itself, which is large at the start whether or not anything is learned, and would hide
-    a fault.
+    The distance is a fraction of the fall of the reference; ``None`` if the reference does not fall, or if too few
+    steps can be compared. A fraction of the loss itself would hide a fault, because the loss is large at the start
+    whether or not the model learns.
     """
     apart, fall = _apart(losses, reference, since)
     return max(apart) / fall if len(apart) > since and fall > 0 and all(map(math.isfinite, apart)) else None
 
 
 def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: float, since: int = 1) -> str | None:
-    """Why ``losses`` are not those of the unsharded ``reference``, from step ``since`` on."""
+    """A sentence on how ``losses`` differ from those of the unsharded ``reference``, from step ``since`` on; ``None``
+    if they agree within ``tolerance``."""
     apart, fall = _apart(losses, reference, since)
     if len(apart) <= since:
-        return f"only {max(0, len(apart) - since + 1)} of its losses can be held against the reference's"
+        return f"only {max(0, len(apart) - since + 1)} of its losses can be compared with the reference's"
     if not fall > 0 or not all(map(math.isfinite, reference)):
         seen = ", ".join(f"{loss:.4f}" for loss in reference)
         return f"the unsharded model learned nothing to compare with: its losses were {seen}"
@@ -47,14 +48,15 @@ def loss_fault(losses: Sequence[float], reference: Sequence[float], tolerance: f
 
 
 def _apart(losses: Sequence[float], reference: Sequence[float], since: int) -> tuple[list[float], float]:
-    """Distances step by step, none before step ``since``, and the reference's fall over all steps that both have."""
+    """The distance of each step, 0 before step ``since``; and the fall of the reference over all steps that both
+    have."""
     pairs = enumerate(zip(losses, reference, strict=False), 1)
-    apart = [abs(mine - true) if step >= since else 0.0 for step, (mine, true) in pairs]
+    apart = [abs(mine - expected) if step >= since else 0.0 for step, (mine, expected) in pairs]
     return apart, reference[0] - min(reference[: len(apart)]) if apart else 0.0
 
 
 def launch_fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | None) -> str | None:
-    """The first reason not to believe these figures."""
+    """The first reason not to trust these figures; ``None`` if there is none."""
     trains = traces[0].trains
     if trains and not losses:
         return "no rank returned a loss: return the detached loss from Step.run"
@@ -87,5 +89,5 @@ def launch_fault(traces: Sequence[Trace], losses: Sequence[float], mfu: float | 
         return f"its {mfu:.0%} of the device's peak is impossible: the step does not do the work it claims"
     for name, value in traces[0].figures.items():
         if not math.isfinite(value):
-            return f"{name}, which the step says of itself, is {value}"
+            return f"the step's own figure {name} is {value}"
     return None

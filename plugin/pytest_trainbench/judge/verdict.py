@@ -10,31 +10,41 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pytest_trainbench.hardware import environment
 from pytest_trainbench.hardware.environment import fact
 from pytest_trainbench.judge import attribution
 from pytest_trainbench.judge.attribution import Cause
 from pytest_trainbench.judge.compare import (
-    HOST_NOISE,
-    MACHINE_NOISE,
-    between_visit_sd,
     chances_of,
     compare_constant,
+    compare_with_zeros,
+    host_paced,
     is_compiled,
     judged,
     weigh,
 )
-from pytest_trainbench.judge.explain import reason_for, slowdown, titles, went_missing
-from pytest_trainbench.judge.noise import DEFAULT, compare, expected, paired
+from pytest_trainbench.judge.explain import (
+    NOT_THE_CODE,
+    PERHAPS_THE_CODE,
+    cold_start,
+    reason_for,
+    slowdown,
+    titles,
+    went_missing,
+)
+from pytest_trainbench.judge.noise import DEFAULT, NO_SPREAD, Spread, compare, expected, paired
 from pytest_trainbench.judge.outcome import Change, Verdict
-from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, Policy, Priors
+from pytest_trainbench.judge.policy import DEFAULT_POLICY, FRESH_LEAST, NO_PRIORS, Policy, Priors
+from pytest_trainbench.judge.visits import MACHINE, PRESUMED, VISIT, between, grouped, spread
 from pytest_trainbench.schema.metrics import LEADING, METRICS, Statistical, host_bound
 from pytest_trainbench.schema.record import Launch, Record
 
 UNDISTURBED_LEAST = 2
 """Undisturbed launches whose figures say something of a slowdown's cause: one alone may be an outlier."""
+
+STORED_TRIED = (5, 7, 10, 15, 20, 30)
+"""Numbers of launches of a baseline that are tried before one of them is advised. More take too long for anyone."""
 
 FAILED = ("invalid", "timeout", "crash")
 """Outcomes of a record without figures that could be believed."""
@@ -51,7 +61,7 @@ def judge(
     must_match: Sequence[environment.Difference] = (),
     suspects: Sequence[environment.Difference] = (),
     policy: Policy = DEFAULT_POLICY,
-    priors: Priors = MappingProxyType({}),
+    priors: Priors = NO_PRIORS,
 ) -> Verdict:
     """Verdict of ``record`` against ``baseline``. ``against`` names another side whose launches took turns with those
     of ``record``: that is the baseline then, and they are judged in pairs.
@@ -85,10 +95,11 @@ def judge(
         causes=evidence.causes,
         theirs=theirs,
         other_host=evidence.other_machine and evidence.host_paced,
+        unknown_host=evidence.unknown_machine,
     )
     return Verdict(
         outcome=outcome,
-        reason="; ".join(filter(None, (why, evidence.note))) or None,
+        reason="; ".join(filter(None, (why, evidence.note, cold_start(changes)))) or None,
         changes=changes,
         suspects=evidence.suspects,
         causes=evidence.causes,
@@ -171,7 +182,13 @@ class Evidence:
 
     @property
     def other_machine(self) -> bool:
-        return any(name == "machine" for name, _, _ in self.suspects)
+        """Whether the baseline is another machine's, or may be."""
+        return between(self.baseline.visits, self.record.machine) == MACHINE
+
+    @property
+    def unknown_machine(self) -> bool:
+        """Whether nothing tells which machine this is. Two machines without an id need not be the same."""
+        return not (self.against or self.record.machine)
 
     @property
     def host_paced(self) -> bool:
@@ -227,26 +244,45 @@ def _measured(name: str, evidence: Evidence) -> Change:
     varying, error = chances_of(baseline, policy)
     if name not in varying:
         return compare_constant(name, before, now, policy=policy, compiled=is_compiled(record))
-    prior = evidence.priors.get((name, host_bound(baseline)), DEFAULT)
+    if not (all(before) and all(now)):
+        return compare_with_zeros(name, before, now, policy=policy)
+    prior = evidence.priors.noise.get((name, host_bound(baseline)), DEFAULT)
     if evidence.against:
-        return weigh(name, paired(before, now, prior=prior), error=error, policy=policy)
-    apart = _machines_apart(name, evidence)
-    found = compare(before, now, prior=prior, apart=apart, lasting=between_visit_sd(name, baseline, record))
+        pairs = paired(before, now, prior=prior)
+        # A cold pair was a look all the same.
+        looks = dataclasses.replace(policy, left_out=policy.left_out + (pairs.cold != 0))
+        return weigh(name, pairs, error=error, policy=looks)
+    found = compare(
+        grouped(baseline.visits, name, record.machine), now, prior=prior, spread=_spread(name, evidence, prior.noise)
+    )
     # A launch that does not have the metric was a look all the same, or looks would never end.
     without = policy.left_out + len(record.launches) - len(now)
     return weigh(name, found, error=error, policy=dataclasses.replace(policy, left_out=without))
 
 
-def _machines_apart(name: str, evidence: Evidence) -> float:
-    """Relative standard deviation between two machines of one kind, where there are two."""
+def _spread(name: str, evidence: Evidence, noise: float) -> Spread:
+    """How far this visit may lie from the baseline's with nothing changed. ``noise``: of a launch of similar rows."""
+    record, baseline, priors = evidence.record, evidence.baseline, evidence.priors
     metric = METRICS[name]
-    if not evidence.other_machine or not isinstance(metric.gate, Statistical):
-        return 0.0
-    return HOST_NOISE if evidence.host_paced and metric.paced_by == "host" else MACHINE_NOISE
+    if not isinstance(metric.gate, Statistical):
+        return NO_SPREAD
+    kind = between(baseline.visits, record.machine)
+    by_host = host_paced(name, baseline, record) or (
+        kind == MACHINE and evidence.host_paced and metric.paced_by == "host"
+    )
+    known = grouped((*baseline.visits, *priors.nights.get(baseline.case.id, ())), name, _within(record, kind))
+    law = priors.visits.get((name, host_bound(baseline), kind))
+    return spread("host" if by_host else "device", kind, known, law, noise)
+
+
+def _within(record: Record, kind: str) -> str:
+    """The machine whose visits tell how far visits of one machine differ; empty if machines are compared."""
+    return record.machine if kind == VISIT else ""
 
 
 def _blamed(change: Change, evidence: Evidence) -> Change:
-    """A slowdown that the conditions account for is the environment's, unless undisturbed launches have it too. While
+    """A slowdown that the conditions account for is the environment's, unless undisturbed launches have it too. It is
+    in doubt until undisturbed launches show that the code is as fast as before, or no launches are left. While
     it is early, what may be a slowdown is in doubt, be it red or lost in the noise that disturbed launches made."""
     gate = evidence.policy.gate(change.metric)
     if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
@@ -255,21 +291,29 @@ def _blamed(change: Change, evidence: Evidence) -> Change:
         return dataclasses.replace(change, outcome="noisy", doubtful=True)
     if change.outcome == "noisy":
         return change
-    explained = attribution.explained(slowdown(change), change.metric, evidence.causes)
-    if not explained or _slow_undisturbed(change, evidence.undisturbed):
+    grown, undisturbed = slowdown(change), _slowdown_undisturbed(change, evidence.undisturbed)
+    explained = attribution.explained(grown, change.metric, evidence.causes)
+    if not explained or (undisturbed is not None and undisturbed > attribution.EXPLAINS_LEAST * grown):
         return change
-    return dataclasses.replace(change, outcome="environment")
+    excluded = undisturbed is not None and undisturbed <= math.log1p(gate.floor)
+    left = len(evidence.record.launches) + evidence.policy.left_out < evidence.policy.last
+    return dataclasses.replace(
+        change,
+        outcome="environment",
+        doubtful=left and not excluded,
+        why=NOT_THE_CODE if excluded else PERHAPS_THE_CODE,
+    )
 
 
-def _slow_undisturbed(change: Change, launches: Sequence[Launch]) -> bool:
-    """Whether undisturbed launches are as slow, or more than half of it: too few for a verdict of their own, and enough
-    not to send anyone to the machine."""
+def _slowdown_undisturbed(change: Change, launches: Sequence[Launch]) -> float | None:
+    """How much of a slowdown (of its logarithm) undisturbed launches show; ``None`` if there are too few. They may be
+    too few for a verdict of their own, and enough not to send anyone to the machine."""
     values = [launch.metrics[change.metric] for launch in launches if change.metric in launch.metrics]
     if len(values) < UNDISTURBED_LEAST:
-        return False
+        return None
     # Towards the change, since launches that are faster than the baseline are not as slow.
-    shared = math.log(statistics.median(values) / change.before) / math.log(change.now / change.before)
-    return shared > attribution.EXPLAINS_LEAST
+    moved = math.log(statistics.median(values) / change.before)
+    return math.copysign(1.0, math.log(change.now / change.before)) * moved
 
 
 # How does the row end?
@@ -284,7 +328,7 @@ def _decided(changes: Sequence[Change]) -> str:
 
 
 def foreseen(
-    record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = MappingProxyType({})
+    record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = NO_PRIORS
 ) -> tuple[Change, ...]:
     """What a night of at least so many ``launches`` will have to say where nothing changes, of each metric that varies,
     if ``stored`` launches like those of ``record`` are its baseline: ``ok``, or ``noisy``."""
@@ -293,10 +337,28 @@ def foreseen(
     night = dataclasses.replace(policy, first=launches, last=launches + policy.last - policy.first)
 
     def seen(name: str) -> Change:
-        prior = priors.get((name, bound), DEFAULT)
-        found = expected(
-            record.values(name), stored=stored, launches=launches, prior=prior, lasting=between_visit_sd(name, record)
-        )
+        if not all(values := record.values(name)):
+            return compare_with_zeros(name, values, values, policy=night)
+        prior = priors.noise.get((name, bound), DEFAULT)
+        apart = PRESUMED["host" if host_paced(name, record) else "device", VISIT]
+        found = expected(record.values(name), stored=stored, launches=launches, prior=prior, spread=apart)
         return weigh(name, found, error=error, policy=night)
 
     return tuple(map(seen, chances))
+
+
+def enough_stored(record: Record, *, launches: int, policy: Policy, priors: Priors = NO_PRIORS) -> int | None:
+    """The first of :data:`STORED_TRIED` with which a baseline of launches like those of ``record`` leaves no metric
+    noisy in a night of ``launches``; ``None`` if more launches do not help."""
+    return next(
+        (
+            stored
+            for stored in STORED_TRIED
+            if stored > len(record.launches)
+            and all(
+                change.outcome != "noisy"
+                for change in foreseen(record, stored=stored, launches=launches, policy=policy, priors=priors)
+            )
+        ),
+        None,
+    )

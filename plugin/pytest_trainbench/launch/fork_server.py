@@ -6,10 +6,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 from pytest_trainbench.launch.private import fork_server_pid
 from pytest_trainbench.rank import host_counters
+
+SOCKETS_VARIABLE = "TRAINBENCH_SOCKETS"
+"""The variable that tells the fork server the folder of its socket, so that it removes the folder if this process is
+killed."""
 
 PRELOAD_VARIABLE = "TRAINBENCH_PRELOAD"
 """The variable that tells the fork server which modules to import."""
@@ -20,11 +25,13 @@ def start_fork_server(modules: str) -> None:
     import multiprocessing.forkserver as server
 
     multiprocessing.set_forkserver_preload(["pytest_trainbench.launch.preload"])
-    os.environ[PRELOAD_VARIABLE] = modules
+    told = {PRELOAD_VARIABLE: modules, SOCKETS_VARIABLE: get_temp_dir()}
+    os.environ.update(told)
     try:
         server.ensure_running()
     finally:
-        del os.environ[PRELOAD_VARIABLE]
+        for name in told:
+            del os.environ[name]
 
 
 def end_fork_server() -> None:

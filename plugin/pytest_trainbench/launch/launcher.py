@@ -7,22 +7,39 @@ that has already imported the heavy libraries. This process touches no device.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
 import shlex
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.launch.device_monitor import sampled
-from pytest_trainbench.launch.private import agents_leave_at_once
-from pytest_trainbench.launch.ranks import LocalRanks, kill, size
+from pytest_trainbench.launch.private import agents_leave_at_once, fork_server_pid
+from pytest_trainbench.launch.ranks import LocalRanks, kill, size, state
 from pytest_trainbench.launch.result import LaunchResult, NodeResult, collect, short
 from pytest_trainbench.launch.watchdog import Watchdog, watching
 from pytest_trainbench.rank import host_counters, worker
-from pytest_trainbench.schema.job import JOB, STACKS, Job
+from pytest_trainbench.schema.job import JOB, SCRATCH, STACKS, Job
+
+LEAST_BYTES = 2**16
+"""A disk with less room than this is full. The files of a rank take more."""
+
+NO_SPACE = "no space is left on the disk of {}: free some, or let TMPDIR or --basetemp name a folder on another disk"
+
+SERVER_GONE = 255
+"""The exit code that multiprocessing gives a process whose fork server has ended."""
+
+SERVER_KILLED = (
+    "the fork server, which starts the ranks, was killed from outside: perhaps by the kernel's out-of-memory killer,"
+    " see dmesg; the next launch starts a new one"
+)
 
 MEET_S = 60
 """How long the running agents of several nodes may take to meet."""
@@ -70,8 +87,13 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    job.folder.mkdir(parents=True, exist_ok=True)
-    path = job.write()
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        path = job.write()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return NodeResult(problem=NO_SPACE.format(job.folder))
     ranks = range(job.case.mesh.world_size) if part is None else part.ranks
     config = LaunchConfig(
         min_nodes=1,
@@ -94,15 +116,20 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         config.local_addr = None
     if hasattr(config, "shutdown_timeout"):  # newer torch: seconds between SIGTERM and SIGKILL
         config.shutdown_timeout = 5
+    server = fork_server_pid()
     exit_codes: dict[int, int] = {}
     stopped_by: int | None = None
-    problem = ""
+    problem, failed = "", False
     watchdog = Watchdog(
         LocalRanks(job=job, ranks=ranks, progress=progress, cut_off=part.cut if part else None), limit_s=job.limit_s
     )
     seen = watchdog.observed
     killed_before = host_counters.oom_kills()
     devices: dict[str, list[float]] = {}
+
+    def hung() -> bool:
+        return any(size(job.folder / STACKS.format(rank)) for rank in ranks)
+
     try:
         with (
             _signals_kept(),
@@ -113,6 +140,7 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         ):
             elastic_launch(config, worker.main)(str(path))
     except ChildFailedError as error:
+        failed = True
         exit_codes = {
             rank: failure.exitcode for rank, failure in error.failures.items() if not seen.ours(rank, failure)
         }
@@ -122,12 +150,23 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         if part is None:
             raise
         problem = f"the nodes did not meet at {part.endpoint}: {short(str(error))}"
-    except (EOFError, OSError):
-        # The agent raises these if the fork server ends while it starts a rank. The watchdog ends it at the limit.
-        if not any(size(job.folder / STACKS.format(rank)) for rank in ranks):
-            raise
+    except (EOFError, OSError) as error:
+        failed = True
+        # The agent raises these if the fork server ends while it starts a rank (the watchdog ends it at the limit), and
+        # if a rank cannot write the file in which the agent looks for its error.
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            problem = NO_SPACE.format(job.folder)
+        elif not _full_disk(job) and not hung():
+            if not _ended(server):
+                raise
+            problem = SERVER_KILLED
     finally:
         kill(job.folder)
+        shutil.rmtree(job.folder / SCRATCH, ignore_errors=True)
+    if failed and (full := _full_disk(job)):
+        problem = NO_SPACE.format(full)
+    elif SERVER_GONE in exit_codes.values() and _ended(server) and not hung():
+        problem = SERVER_KILLED
     if stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if stopped_by is not None:
@@ -138,8 +177,24 @@ def run_ranks(job: Job, *, progress: Callable[[str], None] = lambda _: None, par
         gone=seen.gone,
         out_of_memory=dict.fromkeys(ranks, None if killed_before is None or killed is None else killed > killed_before),
         devices=devices,
+        frozen=seen.frozen,
         problem=problem,
     )
+
+
+def _ended(server: int | None) -> bool:
+    """Whether the fork server that ran before the launch has ended."""
+    return server is not None and state(server) in "ZX"
+
+
+def _full_disk(job: Job) -> Path | None:
+    """The folder that a launch writes to and whose disk has no room; ``None`` if there is room."""
+    for folder in (job.folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(folder)
+            if found.f_bavail * found.f_frsize < LEAST_BYTES:
+                return folder
+    return None
 
 
 @contextlib.contextmanager

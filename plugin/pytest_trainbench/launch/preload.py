@@ -3,15 +3,17 @@
 Nothing here may touch a device, because a CUDA context does not survive a fork.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
 import io
 import os
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_trainbench.launch.fork_server import PRELOAD_VARIABLE
+from pytest_trainbench.launch.fork_server import PRELOAD_VARIABLE, SOCKETS_VARIABLE
 from pytest_trainbench.launch.private import cuda_closed, nvml_index
 from pytest_trainbench.rank.host_counters import scattered
 
@@ -23,8 +25,6 @@ def _preload() -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), no_device():
         for module in [
             "torch.distributed",
-            # The first optimizer of a process imports it. That took 4 of the 5 s of a launch on two cores.
-            "torch._dynamo",
             *os.environ.get(PRELOAD_VARIABLE, "").split(),
         ]:
             with contextlib.suppress(Exception):
@@ -64,6 +64,9 @@ def _capability(device: Any = None) -> tuple[int, int]:
     return major, minor
 
 
+if folder := os.environ.pop(SOCKETS_VARIABLE, ""):
+    # The server exits normally if the session is killed. Ranks, which are forked from it, never run this.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 _preload()
 scattered()
 # Without this, each full garbage collection of each rank visits half a million objects and copies their pages. That

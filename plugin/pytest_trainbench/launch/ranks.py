@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_trainbench.launch.fork_server import end_fork_server
-from pytest_trainbench.schema.job import FAILURE, LEAVING, PROGRESS, STACKS, TRACE, Job
+from pytest_trainbench.schema.job import FAILURE, LEAVING, PROGRESS, STACKS, TRACE, UNBORN, Job
 
-UNBORN = """\
+NEVER_STARTED = """\
 it was never started: the fork server was not ready and has been killed
 a module of trainbench_preload may hang on import
 """
@@ -24,7 +24,7 @@ def size(path: Path) -> int:
 
 def phase(folder: Path, rank: int) -> str:
     path = folder / PROGRESS.format(rank)
-    return path.read_text() if size(path) else "starting"
+    return path.read_text() if size(path) else UNBORN
 
 
 def kill(folder: Path) -> None:
@@ -45,17 +45,31 @@ def pids(folder: Path) -> set[int]:
 
 def ended_in(folder: Path) -> set[int]:
     """Ranks that started and have ended."""
+    return _in_state(folder, "ZX")
+
+
+def frozen_in(folder: Path) -> set[int]:
+    """Ranks that a signal has stopped, or that a debugger holds."""
+    return _in_state(folder, "Tt")
+
+
+def _in_state(folder: Path, states: str) -> set[int]:
+    """Ranks in one of these states of ``/proc``. A process that is gone is in state ``Z``."""
     found = set()
     for path in folder.glob("pid-*"):
-        try:
-            stat = Path(f"/proc/{int(path.read_text())}/stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            stat = ") Z"
-        except (OSError, ValueError):  # for example, the file is being written
-            continue
-        if stat.rpartition(")")[2].split()[0] in ("Z", "X"):
-            found.add(int(path.name.removeprefix("pid-")))
+        with contextlib.suppress(OSError, ValueError):  # for example, the file is being written
+            if state(int(path.read_text())) in states:
+                found.add(int(path.name.removeprefix("pid-")))
     return found
+
+
+def state(pid: int) -> str:
+    """The state of a process in ``/proc``; ``Z`` if it is gone. Raises ``OSError`` if it cannot be read."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def told(folder: Path, rank: int) -> bool:
@@ -94,6 +108,9 @@ class LocalRanks:
     def leaving(self) -> bool:
         return all(phase(self.job.folder, rank) == LEAVING for rank in self.ranks)
 
+    def frozen(self) -> set[int]:
+        return frozen_in(self.job.folder)
+
     def cut(self) -> bool:
         return self.cut_off is not None and self.cut_off()
 
@@ -109,7 +126,7 @@ class LocalRanks:
             if not size(stacks) and not size(self.job.folder / TRACE.format(rank)):
                 began = (self.job.folder / f"pid-{rank}").exists()
                 with contextlib.suppress(OSError):  # for example a full disk
-                    stacks.write_text("killed from outside: it did not stop by itself\n" if began else UNBORN)
+                    stacks.write_text("killed from outside: it did not stop by itself\n" if began else NEVER_STARTED)
         if len(pids(self.job.folder)) < len(self.ranks):
             # The agent waits without a limit for a rank that has not started. A rank without a process id on file
             # cannot be killed alone.

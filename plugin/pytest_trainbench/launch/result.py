@@ -57,6 +57,7 @@ class NodeResult:
     ``out_of_memory``: for each rank, whether the kernel's out-of-memory killer counted a kill on its node; ``None`` if
     unknown.
     ``devices``: see :class:`LaunchResult`.
+    ``frozen``: the ranks that a signal had stopped when the first rank ended.
     ``problem``: why no rank was started.
     """
 
@@ -64,6 +65,7 @@ class NodeResult:
     gone: set[int] = field(default_factory=set)
     out_of_memory: dict[int, bool | None] = field(default_factory=dict)
     devices: dict[str, list[float]] = field(default_factory=dict)
+    frozen: set[int] = field(default_factory=set)
     problem: str = ""
 
 
@@ -103,7 +105,11 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
         first = failures[0]
         reason = f"rank {first.rank} failed while {first.phase}: {short(first.message)}"
         stopped = ""
-        if first.kind == "timeout":
+        if first.kind == "timeout" and (frozen := sorted(left.frozen)):
+            which = ", ".join(map(str, frozen))
+            reason = f"rank {which} was stopped by a signal (SIGSTOP) while {phase(job.folder, frozen[0])}"
+            reason += f", and rank {first.rank} waited for it: {short(first.message)}"
+        elif first.kind == "timeout":
             reason += _others(job, first.rank)
             stopped = _stopped(job, first.rank)
         if first.kind == "crash" and left.out_of_memory.get(first.rank):
@@ -166,12 +172,16 @@ def log_of(job: Job, rank: int) -> list[str]:
 
 
 def _sections(job: Job, rank: int, cause: str) -> str:
-    tail = "\n".join(log_of(job, rank)[-LOG_LINES:])
-    parts = [cause.strip()]
-    if tail and cause.strip() not in tail:
+    """The cause, and the end of the rank's log. A cause that the rank also wrote into its log is shown once."""
+    cause = cause.strip()
+    whole = "\n".join(log_of(job, rank))
+    if cause and cause in whole:
+        before, _, after = whole.rpartition(cause)
+        whole = "\n".join(filter(None, (before.rstrip(), after.strip())))
+    tail = "\n".join(whole.splitlines()[-LOG_LINES:])
+    parts = [cause]
+    if tail:
         parts.append(f"--- end of the log of rank {rank} ---\n{tail}")
-    elif tail:
-        parts = [tail]
     return "\n".join(part for part in parts if part)
 
 

@@ -93,7 +93,7 @@ class SideProcess:
             job = dataclasses.replace(job, moved=(str(self.checkout.repository), str(self.checkout.at)))
         job.folder.mkdir(parents=True)
         self._say({"job": str(job.write())})
-        until = time.monotonic() + job.limit_s + GRACE_S + END_S
+        until = time.monotonic() + 2 * job.limit_s + GRACE_S + END_S  # the preload may take as long
         try:
             while (answer := self._hear(until)) and "phase" in answer:
                 progress(answer["phase"])

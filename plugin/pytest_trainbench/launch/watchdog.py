@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pytest_trainbench.schema.job import UNBORN
+
 GRACE_S = 10.0
 """Time after a launch's limit in which ranks report their hang. After that, the watchdog kills them."""
 
@@ -50,6 +52,9 @@ class Ranks(Protocol):
     def leaving(self) -> bool:
         """Whether all ranks have written their traces."""
 
+    def frozen(self) -> set[int]:
+        """Ranks that a signal has stopped (SIGSTOP) or that a debugger holds."""
+
     def cut(self) -> bool:
         """Whether ranks of another node have failed. The ranks here would wait for them in vain."""
 
@@ -67,14 +72,23 @@ class Ranks(Protocol):
 class Observed:
     """A watchdog's observations of a launch.
 
-    gone: the ranks that ended first, if they left no file. stopped: whether the watchdog stopped the agent. cut:
-    whether the ranks were ended because ranks of another node failed. ended: the ranks that had ended before that.
+    gone:
+        The ranks that ended first, if they left no file.
+    stopped:
+        Whether the watchdog stopped the agent.
+    cut:
+        Whether the ranks were ended because ranks of another node failed.
+    ended:
+        The ranks that had ended before that.
+    frozen:
+        The ranks that were stopped by a signal at the last check before a rank ended.
     """
 
     gone: set[int] = field(default_factory=set)
     stopped: bool = False
     cut: bool = False
     ended: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
 
     def ours(self, rank: int, failure: Any) -> bool:
         """Whether a rank failed only because the watchdog killed it after a failure on another node."""
@@ -94,8 +108,10 @@ class Watchdog:
         self._clock = clock
         self._shown, self._all_there = "", True
         self._check_at = -math.inf
+        self._limit_s = limit_s
         self._kill_from = clock() + limit_s + GRACE_S
-        """When ranks are killed, because the launch exceeded its limit."""
+        """When ranks are killed, because the launch exceeded its limit. The limit begins anew when the ranks begin.
+        Before that, the fork server imports the modules of the preload, which are no part of the launch."""
         self._leave_by = math.inf
         """When ranks that have written their traces must have ended."""
         self._stop_at = math.inf
@@ -105,6 +121,8 @@ class Watchdog:
         """Take the actions that are due now. Returns whether the watchdog must look again."""
         now = self._clock()
         if (phase := self.ranks.phase()) != self._shown:
+            if self._shown == UNBORN:
+                self._kill_from = now + self._limit_s + GRACE_S
             self._shown = phase
             self.ranks.show(phase)
         if now >= self._check_at:
@@ -129,6 +147,8 @@ class Watchdog:
             self._all_there = False
             # If one of these ranks left a file, the agent may have stopped the others.
             seen.gone = set() if any(map(self.ranks.told, ended)) else ended
+        if self._all_there:
+            seen.frozen = self.ranks.frozen()
         if not seen.cut and self.ranks.cut():
             seen.cut, seen.ended = True, ended
         # The watchdog does this from outside, because a rank that hangs may hold its interpreter lock.

@@ -66,6 +66,7 @@ def measure(
     step_s: float,
     period: int,
     together: Callable[[], object],
+    scratch: Path | None = None,
 ) -> Parts | None:
     """Run a few more steps, and measure where their time goes. ``None`` if the device is a CPU.
 
@@ -75,6 +76,8 @@ def measure(
         See :class:`pytest_trainbench.Step`.
     together:
         A barrier.
+    scratch:
+        The folder of temporary files; ``None`` for the system's.
 
     The profiler slows the host, so its wall times mean nothing. It hardly slows the device. In stored rows whose device
     computes all the time, ``compute_ms`` is at most 2 % longer than the step.
@@ -102,7 +105,7 @@ def measure(
                 torch.accelerator.synchronize(device)
             if step < profiled:
                 profiler.step()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]

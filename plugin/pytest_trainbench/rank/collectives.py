@@ -49,15 +49,19 @@ DRAIN_S = 0.1
 observed call. On busy cores such a thread returned after the removal, and its rank died of SIGSEGV."""
 
 
-def count_collectives(run: Callable[[], object], *, steps: int) -> dict[str, dict[str, float]] | None:
+def count_collectives(
+    run: Callable[[], object], *, steps: int, scratch: Path | None = None
+) -> dict[str, dict[str, float]] | None:
     """``calls`` and ``bytes`` of one step on this rank, by kind, averaged over ``steps`` calls of ``run``.
+
+    ``scratch``: the folder of temporary files; ``None`` for the system's.
 
     Bytes are the sizes of the input tensors, not what an algorithm sends over the wire. Calls of all threads count.
     ``None`` if another execution trace observer is active in this process, because torch allows only one.
     """
     from torch.profiler import ExecutionTraceObserver
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         path = Path(folder) / "trace.json"
         observer = ExecutionTraceObserver().register_callback(str(path))
         observer.start()

@@ -32,6 +32,7 @@ def run(
     trace: Trace,
     slowest: Callable[[float], float],
     phase: Callable[[str], None],
+    scratch: Path | None = None,
 ) -> Trace:
     """Warm up, choose the number of steps, time them, then profile a few more. Returns ``trace`` with the measurements.
 
@@ -39,6 +40,8 @@ def run(
         Returns the largest of all ranks' values, so that ranks agree on the number of steps. It is also a barrier.
     phase:
         Called with the name of each phase that begins.
+    scratch:
+        The folder of the profilers' temporary files; ``None`` for the system's.
 
     Nothing waits for the device between the first and the last timed step. A mark is recorded after each step, and all
     marks are read at the end.
@@ -54,7 +57,7 @@ def run(
 
     def communication() -> dict[str, dict[str, float]] | None:
         phase("counting collectives")
-        return count_collectives(lambda: losses.append(step.run()), steps=step.period)
+        return count_collectives(lambda: losses.append(step.run()), steps=step.period, scratch=scratch)
 
     settled = plan.warmup - PACE_STEPS
     if step.eager_steps:
@@ -101,7 +104,9 @@ def run(
     compilations = count_compilations()
 
     phase("profiling")
-    found = breakdown.measure(step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0))
+    found = breakdown.measure(
+        step.run, device, step_s=step_s, period=step.period, together=lambda: slowest(0.0), scratch=scratch
+    )
 
     return replace(
         trace,

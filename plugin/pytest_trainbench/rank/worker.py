@@ -5,6 +5,7 @@ To run a case by hand: ``torchrun --nproc-per-node N -m pytest_trainbench.rank.w
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import gc
 import importlib
@@ -35,6 +36,7 @@ from pytest_trainbench.schema.job import (
     FAILURE,
     LEAVING,
     PROGRESS,
+    SCRATCH,
     STACKS,
     STOPPED,
     TRACE,
@@ -83,6 +85,16 @@ class Phases:
 
 def main(job_path: str) -> None:
     """Run this rank's part of a job. Write a trace into the job's folder, or a failure if an exception is raised."""
+    try:
+        _main(job_path)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # The launcher sees the full disk. Any exception would be printed three times, to the session's terminal.
+        os._exit(1)
+
+
+def _main(job_path: str) -> None:
     rank = int(os.environ["RANK"])
     job = Job.read(Path(job_path))
     _die_with_parent()
@@ -116,8 +128,10 @@ def main(job_path: str) -> None:
             _work(job, rank, phases, restart_limit=restart_limit)
         except BaseException as error:
             text = traceback.format_exc()
-            print(text, file=sys.stderr, flush=True)
-            _note_code(job, rank)  # a record of an out-of-memory launch stores the files too
+            with suppress(OSError):  # a full disk
+                print(text, file=sys.stderr, flush=True)
+            with suppress(OSError):
+                _note_code(job, rank)  # a record of an out-of-memory launch stores the files too
             failure = Failure(
                 rank=rank,
                 kind=failure_kind(error),
@@ -127,11 +141,13 @@ def main(job_path: str) -> None:
                 at=time.time(),
                 traceback=text,
             )
-            _write(job.folder / FAILURE.format(rank), asdict(failure))
+            with suppress(OSError):
+                _write(job.folder / FAILURE.format(rank), asdict(failure))
             if failure.lost_peer:
                 # The agent reports the first rank that ends. Wait, so that the rank at fault ends first.
                 time.sleep(1)
-            sys.stdout.flush()
+            with suppress(OSError):
+                sys.stdout.flush()
             # A normal exit would run destructors of process groups, which wait for peers that may never answer.
             os._exit(1)
         faulthandler.unregister(signal.SIGTERM)  # must happen before its file is closed
@@ -216,7 +232,11 @@ def _work(job: Job, rank: int, phases: Phases, *, restart_limit: Callable[[], No
         digest_before=measure.digest(step.parameters()),
     )
     if job.reference_steps is None:
-        trace = measure.run(step, job.plan, device, trace=trace, slowest=_slowest(device), phase=phases)
+        scratch = job.folder / SCRATCH
+        scratch.mkdir(exist_ok=True)
+        trace = measure.run(
+            step, job.plan, device, trace=trace, slowest=_slowest(device), phase=phases, scratch=scratch
+        )
     else:
 
         def begin(number: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_trainbench.judge.explain import least
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -47,7 +49,7 @@ def table(calibrations: Sequence[Calibration]) -> pd.DataFrame:
         {
             "case": one.label,
             "noise of a launch": f"{one.noise:.2%}",
-            **{f"sees with {launches}": f"≥{sees:.1%}" for launches, sees in one.sees.items()},
+            **{f"sees with {launches}": least(sees) for launches, sees in one.sees.items()},
             "nothing changed": "RED" if one.red else "ok",
             **{f"{trial.planted:.0%} slower": _spell(trial) for trial in one.trials},
         }

@@ -20,7 +20,7 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost figures of one case: medians over its launches, ``None`` for a figure that was not measured.
+    """The cost figures of one case, ``None`` for a figure that was not measured.
 
     devices: how many devices the case keeps busy; all of them are paid for. memory_bytes: peak memory of the device (on
     a CPU, of the process) that needs most. work: cases with equal ``work`` train the same model on samples of the same
@@ -114,7 +114,7 @@ def title(*, price: Price | None, hardware: str, task_samples: int | None) -> st
 
 
 def _cost(record: Record) -> Cost:
-    samples_per_s, tokens_per_s = record.median("samples_per_s"), record.median("tokens_per_s")
+    samples_per_s, tokens_per_s = record.figure("samples_per_s"), record.figure("tokens_per_s")
     assert samples_per_s is not None
     model = record.case.params.get("model")
     tokens = None if tokens_per_s is None else round(tokens_per_s / samples_per_s)
@@ -124,8 +124,8 @@ def _cost(record: Record) -> Cost:
         devices=devices(record),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
-        energy_j_per_sample=record.median("energy_j_per_sample"),
-        memory_bytes=record.median("peak_allocated_bytes", "process_bytes"),
+        energy_j_per_sample=record.figure("energy_j_per_sample"),
+        memory_bytes=record.figure("peak_allocated_bytes", "process_bytes"),
     )
 
 

@@ -29,7 +29,9 @@ def lines(found: Findings, folder: Path) -> list[str]:
     short = [case_id for case_id, count in found.nights.items() if count < found.needed]
     fewest, most = min(found.nights.values()), max(found.nights.values())
     span = f"{fewest} to {most}" if fewest < most else str(most)
-    if len(short) == len(found.nights):
+    if not most:
+        history = "this machine has no id (a host name or an /etc/machine-id), so its nights are not compared"
+    elif len(short) == len(found.nights):
         kept = f"{span} {_nights(most)} of these rows on this machine"
         history = f"{kept}; drift detection needs {found.needed} ({from_here(folder)})"
     elif short:

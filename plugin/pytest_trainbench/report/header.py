@@ -42,6 +42,10 @@ def where(facts: Facts) -> str:
     return f"Measured on {facts.device}{machine}, {started}, in {duration(facts.ended - facts.started)}{commit}."
 
 
+CALIBRATES = "calibrating, so compared with launches of this run alone"
+"""What a run with ``--calibrate`` compares with."""
+
+
 def length(launch_s: Sequence[float], *, cases: int, launches: int) -> str:
     """How long a run takes. ``launch_s``: the seconds of a launch of each known case. Empty if less than half of the
     ``cases`` are known."""

@@ -6,8 +6,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_trainbench.report.plain import cell, fenced, plain
 from pytest_trainbench.report.rows import Row
-from pytest_trainbench.report.terminal import counts, derived, failure, grid, notes
+from pytest_trainbench.report.terminal import census, counts, derived, failure, grid, notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,28 +28,34 @@ def report(
     tables: Mapping[str, pd.DataFrame],
     trend: Sequence[str] = (),
     cut_off: str = "",
+    *,
+    unjudged_most: float | None = None,
 ) -> str:
-    """The Markdown report. Red rows and drifts come first, because the table may be longer than a screen."""
-    parts = [f"## Training benchmark: {counts(rows, cut_off)}", header]
+    """The Markdown report. Red rows and drifts come first, because the table may be longer than a screen.
+
+    ``unjudged_most``: see :func:`~pytest_trainbench.report.terminal.census`.
+    """
+    judged = census(rows, most=unjudged_most)
+    parts = [f"## Training benchmark: {cell(counts(rows, cut_off))}", *([judged] if judged else []), cell(header)]
     red = [failure(row) for row in rows if row.fails]
     left, short = DETAILS_MOST, []
     for number, text in enumerate(red):
         first = text.splitlines()[0]
         left -= len(text)
         if left < 0:
-            short.append(f"- {first}")
+            short.append(f"- {cell(first)}")
             continue
         how = "details open" if number < OPENED else "details"
-        summary = f"<summary>{html.escape(first, quote=False)}</summary>"
-        parts.append(f"<{how}>{summary}\n\n```text\n{text}\n```\n\n</details>")
+        summary = f"<summary>{html.escape(plain(first), quote=False)}</summary>"
+        parts.append(f"<{how}>{summary}\n\n{fenced(text)}\n\n</details>")
     if short:
         parts.append("\n".join(["The full reports of these rows are in the log and in JUnit's file:", "", *short]))
     drifts = [line for line in trend if line.startswith("drift")]
     if drifts:
-        parts.append("\n".join(f"- {line}" for line in drifts))
+        parts.append("\n".join(f"- {cell(line)}" for line in drifts))
     if rows:
         parts.append(grid(rows, "pipe"))
     if said := [*notes(rows), *(line for line in trend if line not in drifts)]:
-        parts.append("\n".join(f"- {note}" for note in said))
+        parts.append("\n".join(f"- {cell(note)}" for note in said))
     parts += [derived(f"### {title}", table, "pipe") for title, table in tables.items()]
     return "\n\n".join(parts) + "\n"

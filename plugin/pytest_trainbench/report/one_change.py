@@ -42,10 +42,10 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
         {
             "change": f"{change.name} {change.before} → {change.after}",
             "pairs": str(len(found)),
-            "samples/s": _median_change(found, lambda record: record.median("samples_per_s")),
+            "samples/s": _median_change(found, lambda record: record.figure("samples_per_s")),
             "per device": _median_change(found, _samples_per_s_per_device),
-            "memory": _median_change(found, lambda record: record.median("peak_allocated_bytes", "process_bytes")),
-            "energy per sample": _median_change(found, lambda record: record.median("energy_j_per_sample")),
+            "memory": _median_change(found, lambda record: record.figure("peak_allocated_bytes", "process_bytes")),
+            "energy per sample": _median_change(found, lambda record: record.figure("energy_j_per_sample")),
         }
         for change, found in pairs.items()
     ]
@@ -96,5 +96,5 @@ def _median_change(pairs: Sequence[tuple[Record, Record]], figure: Callable[[Rec
 
 
 def _samples_per_s_per_device(record: Record) -> float | None:
-    rate = record.median("samples_per_s")
+    rate = record.figure("samples_per_s")
     return None if rate is None else rate / devices(record)

@@ -14,6 +14,7 @@ from pytest_trainbench.judge.outcome import OUTCOMES
 from pytest_trainbench.report.chart import AnyChart
 from pytest_trainbench.report.header import Facts, where
 from pytest_trainbench.report.pictures import Charts
+from pytest_trainbench.report.plain import plain
 from pytest_trainbench.report.rows import Row, table
 from pytest_trainbench.report.svg import drawn
 from pytest_trainbench.report.terminal import counts, facts_of, failure, notes
@@ -61,9 +62,14 @@ def page(
     columns = {name: cells[name] for name in [*(name for name in FIRST if name in cells), *cells]}
     drifts = [line for line in trend if line.startswith("drift")]
     shown = {id(row): [(chart.title, drawn(chart)) for chart in charts_of(row)] for row in red}
-    template = Environment(autoescape=True, trim_blocks=True, undefined=StrictUndefined).from_string(
-        _asset("page.html")
+    # Charts and files of the package are marked as safe; all other texts may come from tests.
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )
+    template = environment.from_string(_asset("page.html"))
     return template.render(
         style=style,
         script=script,

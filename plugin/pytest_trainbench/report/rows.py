@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from pytest_trainbench.judge.explain import least
 from pytest_trainbench.judge.outcome import Verdict
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.report.calibration import Calibration
@@ -89,10 +90,8 @@ def signed(fraction: float) -> str:
 
 def _line(row: Row) -> dict[str, str]:
     def figure(metric: str, spell: Callable[[float], str]) -> str:
-        if change := row.verdict.change(metric):
-            return spell(change.now)
-        launches = row.record.values(metric) if row.record else []
-        return spell(median(launches)) if launches else ""
+        value = row.record.figure(metric) if row.record else None
+        return "" if value is None else spell(value)
 
     step = row.verdict.change("step_ms")
     return {
@@ -107,6 +106,6 @@ def _line(row: Row) -> dict[str, str]:
         "MFU": figure("mfu", "{:.1%}".format),
         "launches": str(len(row.record.launches)) if row.record else "",
         "change": signed(step.change) if step else "",
-        "sees": f"≥{step.sees:.1%}" if step else "",
+        "sees": least(step.sees) if step else "",
         "outcome": row.verdict.outcome,
     }

@@ -5,14 +5,15 @@ The drawings load nothing and need no script. plotly's script alone would add 4.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from html import escape
 from itertools import count, pairwise
 
 from pytest_trainbench.report.chart import AnyChart, Bars, Chart, Launches, Series, Spread
+from pytest_trainbench.report.plain import plain
 
 WIDTH, HEIGHT, LOW = 560.0, 320.0, 210.0
 LEFT, RIGHT, BOTTOM = 58.0, 14.0, 44.0
@@ -295,6 +296,10 @@ def _colours(series: Sequence[Series]) -> list[str]:
     return ["i" if one.ideal else next(own) for one in series]
 
 
+def escape(said: str) -> str:
+    return html.escape(plain(said))
+
+
 def _text(x: float, y: float, said: str, kind: str, *, anchor: str = "start") -> str:
     how = "" if anchor == "start" else f' text-anchor="{anchor}"'
     named = f' class="{kind}"' if kind else ""
@@ -302,5 +307,5 @@ def _text(x: float, y: float, said: str, kind: str, *, anchor: str = "start") ->
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
-    label = escape(title, quote=True)
+    label = escape(title)
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{label}">{"".join(parts)}</svg>'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from statistics import median
 from typing import TYPE_CHECKING
 
 from tabulate import tabulate
@@ -13,14 +12,15 @@ from tabulate import tabulate
 from pytest_trainbench.hardware.environment import Difference, fact
 from pytest_trainbench.judge.attribution import typical
 from pytest_trainbench.judge.compare import GENERATED
-from pytest_trainbench.judge.explain import exactly, movement
-from pytest_trainbench.judge.outcome import OUTCOMES, Change
+from pytest_trainbench.judge.explain import PERHAPS_THE_CODE, exactly, movement, oddity
+from pytest_trainbench.judge.outcome import OUTCOMES, SILENT, Change
 from pytest_trainbench.judge.red_since import Turned
 from pytest_trainbench.project.sources import differing
 from pytest_trainbench.report import calibration
+from pytest_trainbench.report.plain import cell
 from pytest_trainbench.report.rows import Row, mib, ms, table
 from pytest_trainbench.schema.conditions import CONDITIONS
-from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, host_bound
+from pytest_trainbench.schema.metrics import LEADING, METRICS, Counted, Exact, host_bound
 from pytest_trainbench.schema.record import Record, as_stored
 from pytest_trainbench.store.baseline import Saved
 
@@ -48,13 +48,15 @@ def summary(rows: Sequence[Row]) -> str:
 def grid(rows: Sequence[Row], form: str) -> str:
     """The table in one of tabulate's forms."""
     columns = table(rows)
+    if form == "pipe":
+        columns = {name: list(map(cell, cells)) for name, cells in columns.items()}
     align = ["left" if name in ("case", "outcome") else "right" for name in columns]
     return tabulate(columns, headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
 
 
 def derived(title: str, cells: pd.DataFrame, form: str) -> str:
     """A table that a suite made from several cases. Columns of figures are right-aligned."""
-    text = cells.astype(str)
+    text = cells.astype(str).map(cell) if form == "pipe" else cells.astype(str)
     align = ["right" if text[name].str.match(r"^[-−+≥]?[\d.]|^$|^—$").all() else "left" for name in text]
     grid = tabulate(text.to_dict("list"), headers="keys", tablefmt=form, disable_numparse=True, colalign=align)
     return f"{title}\n\n{grid}"
@@ -92,6 +94,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
                 counts = f" ({exactly(change.before)} → {exactly(change.now)})" if change.why == GENERATED else ""
                 unjudged.setdefault(f"{METRICS[change.metric].title}, {change.why}", []).append(f"{row.label}{counts}")
     said += [f"not judged: {what}: {', '.join(who)}" for what, who in unjudged.items()]
+    said += [
+        f"odd launch: {row.label}: {METRICS[change.metric].title}: {oddity(change)}"
+        for row in rows
+        for change in row.verdict.changes
+        if change.odd and not row.fails
+    ]
     return said + [
         f"{outcome}: {who[0] if len(who) == 1 else f'{len(who)} rows'}: {reason}"
         for (outcome, reason), who in labels.items()
@@ -123,6 +131,34 @@ def counts(rows: Sequence[Row], cut_off: str = "") -> str:
     return "; ".join(filter(None, (told, cut_off)))
 
 
+def census(rows: Sequence[Row], *, most: float | None = None) -> str:
+    """The first line of every report: how many rows judged what. Empty if no row had anything to judge.
+
+    ``most``: the share of rows that may judge no time; ``None`` if the run does not fail for it.
+    """
+    found = [row.verdict.judged for row in rows if row.verdict.outcome not in SILENT]
+    if not found:
+        return ""
+    theirs = "its" if len(found) == 1 else "their"
+    words = {
+        "time": f"judged {theirs} time",
+        "device": f"only {theirs} device's time",
+        "counts": "only counts and memory",
+        "nothing": "nothing",
+    }
+    told = ", ".join(f"{found.count(what)} {said}" for what, said in words.items() if what in found or what == "time")
+    line = f"{len(found)} {'row' if len(found) == 1 else 'rows'}: {told}"
+    if most is not None and too_blind(rows, most):
+        line += f"; more than {most:.0%} judged no time, so the run fails where CI is set (--unjudged-share)"
+    return line
+
+
+def too_blind(rows: Sequence[Row], most: float) -> bool:
+    """Whether more than this share of the rows judged no time."""
+    found = [row.verdict.judged for row in rows if row.verdict.outcome not in SILENT]
+    return sum(what in ("counts", "nothing") for what in found) > most * len(found)
+
+
 def failure(row: Row) -> str:
     """The report of a failed row: how much changed, compared with what, what else differs, and what to type."""
     lines = [f"{row.verdict.outcome}: {row.label}: {row.verdict.reason}"]
@@ -141,7 +177,7 @@ def facts_of(row: Row) -> list[tuple[str, str]]:
         facts.append(("baseline", f"{row.baseline_path}, saved {row.baseline.created}"))
     if row.record is not None and row.baseline is not None:
         facts.append(("launches", f"{len(row.record.launches)} against {len(row.baseline.launches)}"))
-        facts += _listed("parts", _parts(row, row.baseline, row.record))
+        facts += _listed("parts", _parts(row.baseline, row.record))
         facts += _listed("machine", _conditions(row))
         facts += _listed("your code", _own_code(row, row.baseline, row.record))
         facts += _suspects(row)
@@ -151,6 +187,8 @@ def facts_of(row: Row) -> list[tuple[str, str]]:
         facts.append(("accept", row.accept))
     if row.verdict.outcome == "environment":
         facts.append(("then", "first check the machine, then run this again; do not save a new baseline"))
+        if any(change.why == PERHAPS_THE_CODE for change in row.verdict.changes):
+            facts.append(("code", "--against=COMMIT compares two commits on this machine as it is"))
     if row.again:
         facts.append(("again", row.again))
         facts.append(("accept", "nothing to store: after the merge, runs are compared with the merged code"))
@@ -196,21 +234,17 @@ def _files(paths: Sequence[str]) -> str:
 
 def _judged(changes: Sequence[Change]) -> list[str]:
     """One line per metric. Metrics that are judged exactly and did not change share one line."""
-    same = [change for change in changes if change.outcome == "ok" and not change.sees]
+    same = [change for change in changes if change.outcome == "ok" and not (change.sees or change.odd)]
     told = [_spell(change) for change in changes if change not in same]
     return told + ([f"the same: {', '.join(METRICS[change.metric].title for change in same)}"] if same else [])
 
 
-def _parts(row: Row, before: Record, now: Record) -> list[str]:
+def _parts(before: Record, now: Record) -> list[str]:
     """The parts of a step's time before and now, in ms, and the collectives that changed."""
     lines = []
     for name in PARTS:
-        # For a judged metric, show the judged figures: the medians may differ from them.
-        if change := row.verdict.change(name):
-            old, new = change.before, change.now
-        elif (then := before.values(name)) and (since := now.values(name)):
-            old, new = median(then), median(since)
-        else:
+        old, new = before.figure(name), now.figure(name)
+        if old is None or new is None:
             continue
         apart = abs(new - old)
         grown = f"{'−' if new < old else '+'}{f'{apart:,.2f}' if max(old, new) >= 1 else ms(apart)}"
@@ -233,9 +267,22 @@ def _collectives(before: Record, now: Record) -> list[str]:
     ]
 
 
-def saved(saves: Sequence[Saved]) -> str:
-    """One line per baseline that ``--save-baseline`` stored, with the figure that it replaced."""
-    return "\n".join(f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves)
+def saved(saves: Sequence[Saved], *, wanted: int) -> str:
+    """One line per baseline that ``--save-baseline`` stored, with the figure that it replaced, and one line if some
+    have fewer launches than are ``wanted``."""
+    lines = [f"saved {save.record.label}: {_replaced(save)} → {save.path}" for save in saves]
+    if few := few_launches([save.record for save in saves], wanted=wanted):
+        lines.append(few)
+    return "\n".join(lines)
+
+
+def few_launches(records: Sequence[Record], *, wanted: int) -> str:
+    """A sentence on baselines with fewer launches than are ``wanted``; empty if there are none. Out of memory needs
+    only one launch."""
+    few = sum(record.outcome == "ok" and len(record.launches) < wanted for record in records)
+    if not few:
+        return ""
+    return f"{few} of {len(records)} baselines have fewer than {wanted} launches, so that runs see less"
 
 
 def _replaced(save: Saved) -> str:
@@ -243,16 +290,20 @@ def _replaced(save: Saved) -> str:
         old = save.replaced
         was = "new" if old is None else f"was {old.outcome}"
         if old is not None and old.outcome == "ok":
-            was = f"was {ms(median(old.values('step_ms')))} ms a step"
+            figure = old.figure(LEADING)
+            was = "was ok" if figure is None else f"was {ms(figure)} ms a step"
         return f"{save.record.outcome}, {was}"
-    now = median(save.record.values("step_ms"))
+    now = save.record.figure(LEADING)
+    assert now is not None
     if save.replaced is None:
         return f"{ms(now)} ms a step, new"
     if save.replaced.outcome != "ok":
         return f"{ms(now)} ms a step, was {save.replaced.outcome}"
-    before = median(save.replaced.values("step_ms"))
+    before = save.replaced.figure(LEADING)
+    assert before is not None
     how = "slower" if now > before else "faster"
-    return f"{ms(before)} → {ms(now)} ms a step ({abs(now / before - 1):.1%} {how})"
+    moved = f"{ms(before)} → {ms(now)} ms a step ({abs(now / before - 1):.1%} {how})"
+    return moved if save.visits == 1 else f"{moved}, same code: kept as visit {save.visits}"
 
 
 def _spell(change: Change) -> str:
@@ -264,7 +315,8 @@ def _spell(change: Change) -> str:
         before, now, unit = mib(change.before), mib(change.now), "MiB"
     amount = f"{now} {unit}".rstrip()
     outcome = "in doubt" if change.doubtful and change.outcome == "ok" else change.outcome
-    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {outcome}"
+    odd = f"; {oddity(change)}" if change.odd else ""
+    return f"{metric.title}: {before} → {amount}, {movement(change, full=True)}: {outcome}{odd}"
 
 
 def _suspects(row: Row) -> list[tuple[str, str]]:

@@ -23,6 +23,12 @@ TRACE, FAILURE, STACKS, STOPPED, PROGRESS, CODE = FILES
 BUILDING = "building the step"
 """The phase in which a rank imports and calls the step builder."""
 
+SCRATCH = "tmp"
+"""Folder for the temporary files of the ranks' profilers. The launcher removes it, because a killed rank cannot."""
+
+UNBORN = "starting"
+"""The phase of a rank until it runs."""
+
 LEAVING = "leaving"
 """The last phase. All ranks have written their traces, so a rank that fails now spoils no measurement."""
 

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pytest_trainbench.schema.record import Record, Trace
@@ -17,7 +18,8 @@ class Statistical:
     """The gate of a metric with noise between launches; its values are above 0.
 
     A change below ``floor`` is never a regression, however certain it is (``--floor`` replaces it). A row that could
-    not detect a slowdown of ``tolerance`` is noisy. Both are fractions of the baseline.
+    not detect a slowdown of ``tolerance`` is noisy. Both are fractions of the baseline's time. Reports convert them for
+    a rate, which falls by 20 % if the time grows by 25 %.
     """
 
     floor: float
@@ -43,8 +45,8 @@ class Exact:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The gate of a count that is the same in every launch. Any difference from the baseline is better or worse. If
-    launches of one side differ, the count is not judged.
+    """The gate of a count that is the same in every launch. Any difference from the baseline is better or worse, if
+    most launches have it. See :func:`pytest_trainbench.judge.compare.compare_constant`.
 
     generated:
         Whether a compiler may choose the count. Inductor times candidates while it compiles, for example whether to pad
@@ -154,6 +156,8 @@ class Metric:
     derived_from:
         The metric that this one mostly follows from. Without limits of its own, a case's wider floor and tolerance for
         that metric apply to this one too. If both regressed, the reason names only that metric.
+    multiple_of:
+        The metric of which this one is the same multiple in every launch.
     paced_by:
         For a judged time. ``host`` if a slow host may make it longer, ``device`` if only the device may.
     leads:
@@ -168,6 +172,7 @@ class Metric:
     gate: Gate | None
     read: Callable[[Window], float | None]
     derived_from: str | None = None
+    multiple_of: str | None = None
     paced_by: Literal["host", "device"] | None = None
     leads: bool = False
     compiled: bool = False
@@ -251,6 +256,7 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         gate=None,
         read=lambda window: window.per_s(window.traces[0].tokens),
+        multiple_of="samples_per_s",
     ),
     "compute_ms": Metric(
         title="compute time of the device",
@@ -363,8 +369,16 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         gate=None,
         read=lambda window: window.tflops_per_device,
+        multiple_of="samples_per_s",
     ),
-    "mfu": Metric(title="MFU", unit="", higher_is_better=True, gate=None, read=lambda window: window.mfu),
+    "mfu": Metric(
+        title="MFU",
+        unit="",
+        higher_is_better=True,
+        gate=None,
+        read=lambda window: window.mfu,
+        multiple_of="samples_per_s",
+    ),
     "energy_j_per_sample": Metric(
         title="energy of the devices per sample",
         unit="J",
@@ -436,3 +450,13 @@ def gates(asked: Mapping[str, Mapping[str, object]]) -> Gates:
                 " give a tolerance above the floor"
             )
     return {**found, **chosen}
+
+
+def check_figures(values: Mapping[str, float], path: Path) -> None:
+    """Raise ``ValueError`` if a figure in the file ``path`` must be above 0 and is not.
+
+    Gates that judge a ratio need it: the change from 0 is infinite.
+    """
+    for name, value in values.items():
+        if name in METRICS and isinstance(METRICS[name].gate, Statistical | Relative) and not value > 0:
+            raise ValueError(f"{path} cannot be compared: its {METRICS[name].title} ({name}) is {value:g}, not above 0")

@@ -7,17 +7,36 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pytest_trainbench.schema.case import Case
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text, told
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it also reads the previous version."""
 
+LAUNCH_FIELDS: dict[str, Any] = {
+    "outcome": str,
+    "reason": (None, str),
+    "step_ms": (list, float),
+    "steady_from": int,
+    "losses": (list, float),
+    "metrics": (dict, float),
+    "figures": (dict, float),
+    "collectives": (dict, (dict, float)),
+    "conditions": (dict, (list, float)),
+    "phases_s": (dict, float),
+}
+"""Shape of each field of a stored launch: see :func:`pytest_trainbench.schema.files.check`."""
+
 LAUNCH_OUTCOMES = ("ok", "oom", "invalid", "timeout", "crash")
+
+ABOVE_ZERO = ("step_ms", "samples_per_s", "compute_ms")
+"""Times and rates that are judged. Their logarithms are compared, and a step that took place cannot have a zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +139,8 @@ class Launch:
     phases_s:
         Seconds by phase.
 
-    Raises ``ValueError`` for an unknown outcome, for a number that is not finite, and for an ok launch without step
-    times above 0.
+    Raises ``ValueError`` for an unknown outcome, for a number that is not finite, for a judged time or rate that is not
+    above 0, and for an ok launch without step times above 0.
     """
 
     outcome: str = "ok"
@@ -149,8 +168,15 @@ class Launch:
             raise ValueError(f"numbers of a launch must be finite, not {broken}")
         if self.outcome == "ok" and not (self.step_ms and min(self.step_ms) > 0):
             raise ValueError(f"an ok launch needs step times above 0, not {self.step_ms}")
-        if self.metrics.get("step_ms", 1.0) <= 0:
-            raise ValueError(f"the metric step_ms must be above 0, not {self.metrics['step_ms']}")
+        for name in ABOVE_ZERO:
+            if self.metrics.get(name, 1.0) <= 0:
+                raise ValueError(f"the metric {name} must be above 0, not {self.metrics[name]}")
+
+    @classmethod
+    def from_json(cls, data: Any) -> Launch:
+        """Raises ``ValueError`` for data that is not a stored launch."""
+        check_fields(data, LAUNCH_FIELDS, "a launch")
+        return cls(**data)
 
     @property
     def steady_ms(self) -> list[float]:
@@ -158,8 +184,34 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Saving:
+    """The launches of a baseline that one run added.
+
+    launches:
+        Their number.
+    machine:
+        Id of the machine; empty if unknown.
+    created:
+        Time in UTC, as ISO 8601.
+    """
+
+    launches: int
+    machine: str
+    created: str
+
+    @classmethod
+    def from_json(cls, data: Any) -> Saving:
+        """Raises ``ValueError`` for data that is not a stored saving."""
+        check_fields(data, {"launches": int, "machine": str, "created": str}, "a saving")
+        if missing := {"launches", "machine", "created"} - data.keys():
+            raise ValueError(f"a saving has no {min(missing)}")
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """All launches of one case in one run, with everything that a later comparison needs.
+    """All launches of one case in one run, with everything that a later comparison needs. A baseline may hold the
+    launches of several runs.
 
     label:
         The row's short name in reports.
@@ -172,6 +224,13 @@ class Record:
     code:
         Digests of the project's files that the ranks imported, by path relative to the project's root
         (:mod:`pytest_trainbench.project.sources`). Empty in older files.
+    savings:
+        The runs of a baseline in the order of their launches, if there were several; empty if there was one.
+    judged:
+        Figures by which a verdict judged the launches, by metric (:mod:`pytest_trainbench.judge.middle`). Reports show
+        them. They are never stored.
+
+    Raises ``ValueError`` without launches, and if ``savings`` do not add up to them.
     """
 
     case: Case
@@ -182,10 +241,17 @@ class Record:
     environment: dict[str, Any]
     plugin_version: str
     code: Mapping[str, str] = field(default_factory=dict)
+    savings: tuple[Saving, ...] = ()
+    judged: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.launches:
             raise ValueError(f"a record of {self.label} needs at least one launch")
+        if self.savings and (sum(one.launches for one in self.savings), True) != (
+            len(self.launches),
+            all(one.launches > 0 for one in self.savings),
+        ):
+            raise ValueError(f"the savings of {self.label} do not add up to its {len(self.launches)} launches")
 
     @property
     def outcome(self) -> str:
@@ -201,6 +267,24 @@ class Record:
         """Id of the machine, from the environment; empty if unknown."""
         return str(self.environment.get("machine", ""))
 
+    @property
+    def visits(self) -> tuple[Record, ...]:
+        """The launches of each saving as a record of its own."""
+        if not self.savings:
+            return (self,)
+        launches = iter(self.launches)
+        return tuple(
+            replace(
+                self,
+                launches=tuple(islice(launches, one.launches)),
+                created=one.created,
+                environment={**self.environment, "machine": one.machine},
+                savings=(),
+                judged={},
+            )
+            for one in self.savings
+        )
+
     def values(self, metric: str) -> list[float]:
         """The metric's value in each launch that has one."""
         return [launch.metrics[metric] for launch in self.launches if metric in launch.metrics]
@@ -209,6 +293,12 @@ class Record:
         """Median over the launches. Of several metrics it takes the first that any launch has; ``None`` if no launch
         has any of them."""
         return next((statistics.median(values) for metric in metrics if (values := self.values(metric))), None)
+
+    def figure(self, *metrics: str) -> float | None:
+        """The figure that reports show of all launches: the judged one, else the median. Of several metrics it takes
+        the first that any launch has; ``None`` if no launch has any of them."""
+        name = next((metric for metric in metrics if self.values(metric)), None)
+        return None if name is None else self.judged.get(name, self.median(name))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -221,26 +311,48 @@ class Record:
             "plugin_version": self.plugin_version,
             "environment": self.environment,
             "code": dict(self.code),
+            **({"savings": [asdict(one) for one in self.savings]} if self.savings else {}),
             "launches": [asdict(launch) for launch in self.launches],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Record:
+        for name in ("label", "hardware", "created", "plugin_version"):
+            check(data[name], str, name)
         if datetime.fromisoformat(data["created"]).tzinfo is None:
             raise ValueError(f"its time, created={data['created']!r}, has no time zone")
-        for name in ("must_match", "suspects"):
-            if not isinstance(data["environment"][name], Mapping):
-                raise ValueError(f"{name} of its environment must be an object, not {data['environment'][name]!r}")
+        check_environment(data["environment"])
+        check(data["launches"], (list, (dict, ANYTHING)), "launches")
+        savings = data.get("savings", [])
+        check(savings, (list, (dict, ANYTHING)), "savings")
+        code = data.get("code", {})
+        check(code, (dict, str), "code")
+        if strange := [path for path in code if not _stays_inside(path)]:
+            raise ValueError(f"code names the file {strange[0]!r:.80}, which is outside the project")
         return cls(
             case=Case.from_json(data["case"]),
             label=data["label"],
             hardware=data["hardware"],
             created=data["created"],
-            launches=tuple(Launch(**launch) for launch in data["launches"]),
+            launches=tuple(map(Launch.from_json, data["launches"])),
             environment=data["environment"],
             plugin_version=data["plugin_version"],
-            code=dict(data.get("code", {})),
+            code=dict(code),
+            savings=tuple(map(Saving.from_json, savings)),
         )
+
+
+def check_environment(data: Any) -> None:
+    """Raise ``ValueError`` unless ``data`` is the JSON of an environment."""
+    check(data, (dict, ANYTHING), "environment")
+    for name in ("must_match", "suspects"):
+        check(data[name], (dict, object), f"{name} of its environment")
+    check(data.get("machine", ""), str, "machine of its environment")
+
+
+def _stays_inside(path: str) -> bool:
+    """Whether a relative path names a file below its folder."""
+    return not (path.startswith("/") or "\0" in path or ".." in path.split("/"))
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -255,15 +367,16 @@ def dump(data: Mapping[str, Any]) -> str:
     return re.sub(numbers, lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, *, inside: Path | None = None) -> Record:
     """Read a record from a file that :func:`dump` wrote.
+
+    ``inside``: the folder that the file must be in, wherever links lead.
 
     Raises ``ValueError`` with one sentence that names the file, if the file is missing or holds no valid record.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"its format is {data['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
+        data = parse(read_text(path, inside=inside))
+        check_schema(data["schema"], SCHEMA)
         record = Record.from_json(data)
         if record.case.id != data["id"]:
             ids = f"its id {data['id']!r} differs from the id of its case, {record.case.id!r}"
@@ -271,7 +384,7 @@ def read_record(path: Path) -> Record:
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a record: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a record: {error}") from error
+        raise ValueError(f"{path} cannot be read as a record: {told(error)}") from error
     return record
 
 

@@ -16,7 +16,7 @@ import contextlib
 import json
 import shlex
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -24,11 +24,16 @@ from typing import Any
 
 from pytest_trainbench.hardware.environment import Difference, Environment
 from pytest_trainbench.project.sources import overall
-from pytest_trainbench.schema.metrics import METRICS
-from pytest_trainbench.schema.record import Record
+from pytest_trainbench.schema.files import ANYTHING, check, check_fields, check_schema, parse, read_text, told
+from pytest_trainbench.schema.metrics import METRICS, check_figures
+from pytest_trainbench.schema.record import Record, check_environment
 
 SCHEMA = 1
 """Version of the stored format. A release that raises it still reads the previous version."""
+
+
+UNCHANGED = ("ok", "noisy")
+"""Outcomes of a case in which no change was seen."""
 
 
 def default_folder() -> Path:
@@ -88,6 +93,19 @@ class Entry:
         return [launch[metric] for launch in self.launches if metric in launch]
 
 
+ENTRY_FIELDS: dict[str, Any] = {
+    "id": str,
+    "label": str,
+    "outcome": str,
+    "baseline": str,
+    "launches": (list, (dict, float)),
+    "machine": str,
+    "fails": (None, object),
+    "code": str,
+}
+"""Shape of each field of a stored entry: see :func:`pytest_trainbench.schema.files.check`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run, read from its file.
@@ -108,6 +126,22 @@ class Run:
         """The machine of a case, or of the whole run if the case has none of its own."""
         entry = self.entries.get(case_id)
         return (entry and entry.machine) or self.environment.machine
+
+
+NIGHTS_MOST = 30
+"""Green nights of a case that count at most, the latest ones."""
+
+
+def green_nights(runs: Sequence[Run], records: Sequence[Record]) -> dict[str, list[Entry]]:
+    """For each baseline the latest nights of its own code in which nothing changed, by case id. A baseline that does
+    not know its code has none."""
+    codes = {record.case.id: overall(record.code) for record in records if record.code}
+    found: dict[str, list[Entry]] = {}
+    for run in runs:
+        for id, entry in run.entries.items():
+            if entry.outcome in UNCHANGED and entry.code and entry.code == codes.get(id):
+                found.setdefault(id, []).append(replace(entry, machine=run.machine_of(id)))
+    return {id: entries[-NIGHTS_MOST:] for id, entries in found.items()}
 
 
 def own_code(before: str, now: str) -> list[Difference]:
@@ -175,19 +209,26 @@ class Log:
             self.problem = f"{why}; --history DIR names another folder"
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, *, inside: Path | None = None) -> Run:
     """The run in a file that :class:`Log` wrote. A last line without a line break is incomplete, and is left out.
+
+    ``inside``: the folder that the file must be in, wherever links lead.
 
     Raises ``ValueError`` if the file does not hold a run. The sentence names the file.
     """
     try:
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
-        head, *lines = [json.loads(line) for line in whole.split("\n")]
-        if head["schema"] != SCHEMA:
-            raise ValueError(f"its format is {head['schema']!r}, and this pytest-trainbench reads {SCHEMA}")
-        found = [
-            Entry(**{**line["case"], "launches": tuple(line["case"]["launches"])}) for line in lines if "case" in line
-        ]
+        whole = read_text(path, inside=inside).rpartition("\n")[0]
+        head, *lines = [parse(line) for line in whole.split("\n")]
+        check_schema(head["schema"], SCHEMA)
+        for name in ("started", "hardware"):
+            check(head[name], str, name)
+        check(head.get("project", ""), str, "project")
+        if datetime.fromisoformat(head["started"]).tzinfo is None:
+            raise ValueError(f"its time, started={head['started']!r}, has no time zone")
+        check_environment(head["environment"])
+        for line in lines:
+            check(line, (dict, ANYTHING), "a line")
+        found = [_entry(line["case"], path) for line in lines if "case" in line]
         entries = {entry.id: entry for entry in found}
         for id in (line["disowned"] for line in lines if "disowned" in line):
             entries[id] = replace(entries[id], outcome="invalid", fails=True)
@@ -198,12 +239,21 @@ def read_run(path: Path) -> Run:
             environment=Environment.from_json(head["environment"]),
             entries=entries,
             project=head.get("project", ""),
-            drifted=frozenset(line["drift"] for line in lines if "drift" in line),
+            drifted=frozenset(str(line["drift"]) for line in lines if "drift" in line),
         )
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a run: it has no {error}") from error
     except (AttributeError, OSError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as a run: {error}") from error
+        if str(error).startswith(str(path)):
+            raise
+        raise ValueError(f"{path} cannot be read as a run: {told(error)}") from error
+
+
+def _entry(data: Any, path: Path) -> Entry:
+    check_fields(data, ENTRY_FIELDS, "a case")
+    for launch in data["launches"]:
+        check_figures(launch, path)
+    return Entry(**{**data, "launches": tuple(data["launches"])})
 
 
 def launch_seconds(folder: Path, *, runs: int = 10) -> dict[str, float]:
@@ -229,7 +279,7 @@ def read_runs(folder: Path, *, since: date = date.min) -> tuple[list[Run], list[
         if path.name < since.isoformat().replace("-", ""):
             continue
         try:
-            runs.append(read_run(path))
+            runs.append(read_run(path, inside=folder))
         except ValueError as error:
             problems.append(str(error))
     return runs, problems
