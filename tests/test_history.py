@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from samples import case, failed, launch, record
 
 from pytest_trainbench import load_history
 from pytest_trainbench.hardware.environment import Environment
-from pytest_trainbench.store.history import Entry, Log, Run, launch_seconds, read_run, read_runs
+from pytest_trainbench.store.history import ENTRY_FIELDS, Entry, Log, Run, launch_seconds, read_run, read_runs
 
 ENVIRONMENT = Environment(
     must_match={"device": "NVIDIA H200"}, suspects={"torch": "2.13.0", "commit": "a1b2c3"}, machine="0123abcd"
@@ -137,6 +137,11 @@ def test_a_folder_that_cannot_be_written_is_reported_once_and_stops_nothing(tmp_
         f"{tonight.path.parent} cannot be written (Not a directory); --history DIR names another folder"
     )
     tonight.add(SECOND)
+
+
+def test_every_field_of_an_entry_can_be_read_back() -> None:
+    """Otherwise no run of this version could be read."""
+    assert list(ENTRY_FIELDS) == [field.name for field in fields(Entry)]
 
 
 def test_the_last_runs_say_how_long_a_launch_takes(tmp_path: Path) -> None:

@@ -112,9 +112,7 @@ def test_a_name_cannot_turn_the_direction_of_writing() -> None:
     """Else ``x[gnp.exe]`` might be shown as ``x[exe.png]``."""
     label = "x[\u202eabc\x1b[31m]"
     dots = (Dot(x=1, y=1, name=label, label=label),)
-    charts: dict[str, list[AnyChart]] = {
-        label: [Chart(title="t", across="", up="", series=(Series(name="", dots=dots),))]
-    }
+    chart = Chart(title="t", across="", up="", series=(Series(name="", dots=dots),))
     text = made(dataclasses.replace(RED, label=label), charts={label: [chart]})
     assert "\u202e" not in text and "\x1b" not in text and "x[\\u202eabc\\x1b[31m]" in text
 

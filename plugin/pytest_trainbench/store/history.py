@@ -102,6 +102,7 @@ ENTRY_FIELDS: dict[str, Any] = {
     "machine": str,
     "fails": (None, object),
     "code": str,
+    "launch_s": (None, float),
 }
 """Shape of each field of a stored entry: see :func:`pytest_trainbench.schema.files.check`."""
 
