@@ -36,7 +36,7 @@ def learning_rate(global_batch: int, *, rate: float = 0.0015, at: int = 64 * 384
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ScalingWork:
     """What one row trains on.
 
     In weak scaling each device takes ``micro_batches`` micro-batches of ``micro_batch`` samples. In strong scaling all
@@ -51,12 +51,12 @@ class Work:
 
 
 WORK = {
-    "bert-tiny": Work(sequence=32, micro_batch=2, micro_batches=4, rate=2e-3, at=16),
+    "bert-tiny": ScalingWork(sequence=32, micro_batch=2, micro_batches=4, rate=2e-3, at=16),
     # The micro-batch of BERT-large is not published. 64 × 128 tokens keep a modern GPU busy; with 16 samples the step
     # would be host-bound. The learning rate is that of BERT-1.5B on as many devices. BERT-large has four times the
     # batch, and four times the rate would need the warm-up of a whole training.
-    "bert-large": Work(sequence=128, micro_batch=64, at=64 * 64 * 24),
-    "bert-1.5b": Work(sequence=128, micro_batch=16),
+    "bert-large": ScalingWork(sequence=128, micro_batch=64, at=64 * 64 * 24),
+    "bert-1.5b": ScalingWork(sequence=128, micro_batch=16),
 }
 
 ONE_NODE = ["dp1", "dp2", "dp4", "dp8"]

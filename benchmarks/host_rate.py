@@ -40,7 +40,7 @@ from bench_tests.strategies import STRATEGIES
 from bench_tests.training.recipe import Recipe
 from pytest_trainbench.judge.attribution import EXPLAINS_LEAST
 from pytest_trainbench.rank.host_counters import looking_s
-from pytest_trainbench.schema.conditions import CONDITIONS, Rate
+from pytest_trainbench.schema.conditions import CONDITIONS, LostSpeed
 
 RANKS = 4
 
@@ -92,7 +92,7 @@ def main() -> None:
     work = longer.pop("the step")
     slow, quiet = work > SLOW, work < QUIET
     rule = CONDITIONS["host_rate"].rule
-    assert isinstance(rule, Rate)
+    assert isinstance(rule, LostSpeed)
     blamed = -math.log(1 - rule.margin)
     print(f"{len(work)} samples; the step takes {np.median(took['the step']):.3f} s; slow in {slow.mean():.0%} of them")
     table = [

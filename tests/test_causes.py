@@ -20,7 +20,7 @@ from pytest_trainbench.judge.attribution import (
     typical,
     unlike,
 )
-from pytest_trainbench.schema.conditions import CONDITIONS, LostShare, Present, Rate
+from pytest_trainbench.schema.conditions import CONDITIONS, LostShare, LostSpeed, Present
 from pytest_trainbench.schema.record import Launch, Record
 
 Facts = Mapping[str, list[float]]
@@ -100,7 +100,7 @@ def test_busy_cores_cost_nothing_if_no_rank_waited_for_a_core() -> None:
 def margins(name: str) -> tuple[float, float, float]:
     """The baseline's figure, a figure worse by less than the margin, and a figure worse by more."""
     match CONDITIONS[name].rule:
-        case Rate(margin=margin):
+        case LostSpeed(margin=margin):
             return 1000.0, 1000.0 * (1 - 0.9 * margin), 1000.0 * (1 - 1.1 * margin)
         case LostShare(margin=margin):
             return 0.3, 0.3 + 0.9 * margin, 0.3 + 1.1 * margin

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class ModelScaling:
     """One model at one batch a device. ``records[strategy][devices]`` are records that ended well or ran out of
     memory."""
 
@@ -57,7 +57,7 @@ class Series:
         return None if plain is None or fast is None else fast / plain
 
 
-def series(records: Sequence[Record]) -> list[Series]:
+def series(records: Sequence[Record]) -> list[ModelScaling]:
     """One series for each model and batch, and for each value of every other parameter of a case, in the order of first
     appearance."""
     found: dict[str, dict[str, dict[int, Record]]] = {}
@@ -71,9 +71,9 @@ def series(records: Sequence[Record]) -> list[Series]:
     return [_series(key, group) for key, group in found.items()]
 
 
-def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> Series:
+def _series(key: str, group: Mapping[str, Mapping[int, Record]]) -> ModelScaling:
     params = json.loads(key)[-1]
-    return Series(model=params["model"], micro_batch=params["micro_batch"], records=group)
+    return ModelScaling(model=params["model"], micro_batch=params["micro_batch"], records=group)
 
 
 def scaling(records: Sequence[Record]) -> pd.DataFrame | None:
@@ -125,7 +125,7 @@ def acceleration(records: Sequence[Record]) -> pd.DataFrame | None:
     return shown(lines)
 
 
-def _ratio(one: Series, strategy: str, devices: int) -> str:
+def _ratio(one: ModelScaling, strategy: str, devices: int) -> str:
     record = one.records.get(strategy, {}).get(devices)
     if record is not None and record.outcome != "ok":
         return rate(record)

@@ -32,7 +32,7 @@ SAME_LOSS = 0.003
 summation."""
 
 
-class Series(NamedTuple):
+class ScalingSeries(NamedTuple):
     """The same training on at least two numbers of devices, in ascending order."""
 
     scaling: str
@@ -169,13 +169,13 @@ def loss_of_frequencies(vocabulary: int) -> float:
     return entropy + math.log(2)
 
 
-def all_series(records: Sequence[Record]) -> list[Series]:
+def all_series(records: Sequence[Record]) -> list[ScalingSeries]:
     """Weak: the work of a device is constant, and the learning rate follows the global batch. Strong: the global batch
     is constant."""
     steps = [record for record in trained(records, strategies=("zero1",)) if "learning_rate" in record.case.params]
     weak = _grouped(steps, lambda record: {**record.case.params, "learning_rate": None, "warmup_steps": None})
     strong = _grouped(steps, lambda record: {**record.case.params, "micro_batches": _global_batch(record)})
-    found = [Series("weak", group) for group in weak] + [Series("strong", group) for group in strong]
+    found = [ScalingSeries("weak", group) for group in weak] + [ScalingSeries("strong", group) for group in strong]
     return sorted(found, key=lambda series: list(MODELS).index(series.model))
 
 

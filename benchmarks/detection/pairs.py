@@ -33,7 +33,7 @@ Runs = Callable[[int, int], Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calls:
+class Shares:
     """Shares of the runs that are red, that are noisy, and whose 95 % interval contains the truth; and the mean number
     of launches."""
 
@@ -61,7 +61,7 @@ def nights_in_pairs(
     return [_night(*sides, policy) for sides in zip(ms[:, ~now].tolist(), ms[:, now].tolist(), strict=True)]
 
 
-def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
+def in_pairs(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Shares:
     """The same, summed up."""
     nights = nights_in_pairs(runs, slower=slower, error=error)
     return _calls([change for change, _ in nights], [2 * pairs for _, pairs in nights], slower)
@@ -77,17 +77,17 @@ def _night(before: list[float], now: list[float], policy: Policy) -> tuple[Chang
     return change, pairs
 
 
-def stored(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Calls:
+def stored(runs: Floats, *, slower: float = 0.0, error: float = METRIC_ERROR) -> Shares:
     """Judge against stored launches. The noise is learned from the baselines of all runs, as within one suite."""
     before, now = 100 * np.exp(runs[:, :STORED]), 100 * (1 + slower) * np.exp(runs[:, STORED : STORED + FIRST + MORE])
     calls = ours(Nights(before=before, now=now, group=np.zeros(len(runs), dtype=int), truth=slower), error=error)
     return _calls(calls.changes, (STORED + calls.spent).tolist(), slower)
 
 
-def _calls(changes: Sequence[Change], launches: Sequence[int], slower: float) -> Calls:
+def _calls(changes: Sequence[Change], launches: Sequence[int], slower: float) -> Shares:
     ends = np.array([change.interval for change in changes])
     outcomes = np.array([change.outcome for change in changes])
-    return Calls(
+    return Shares(
         runs=len(changes),
         red=float(np.mean(outcomes == "regression")),
         noisy=float(np.mean(outcomes == "noisy")),
@@ -156,7 +156,7 @@ def table(worlds: dict[str, Runs], *, launches: int, quiet: int, slow: int) -> s
     return tabulate(lines, headers=headers, tablefmt="pipe", colalign=["left", "left", *["right"] * (len(headers) - 2)])
 
 
-def _share(calls: Calls) -> str:
+def _share(calls: Shares) -> str:
     low, high = binomtest(round(calls.red * calls.runs), calls.runs).proportion_ci(method="exact")
     return f"{calls.red:.2%} ({low:.2%}–{high:.2%})"
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, LostShare, Present, Rate, worst
+from pytest_trainbench.schema.conditions import CONDITIONS, Condition, Conditions, LostShare, LostSpeed, Present, worst
 from pytest_trainbench.schema.mesh import MeshShape
 from pytest_trainbench.schema.metrics import LEADING, METRICS, host_bound
 from pytest_trainbench.schema.record import Launch, Record
@@ -180,7 +180,7 @@ def _slows(
 ) -> float | None:
     """See :class:`Cause`; ``None`` if the condition is not worse than usual."""
     match condition.rule:
-        case Rate(margin=margin, share=share):
+        case LostSpeed(margin=margin, share=share):
             return share * math.log(usual / reached) if usual and 0 < reached < usual * (1 - margin) else None
         case LostShare(margin=margin, normal=normal, cost=cost):
             against = usual if before else normal

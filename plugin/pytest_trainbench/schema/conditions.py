@@ -14,7 +14,7 @@ Conditions = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class LostSpeed:
     """The rule for a speed. It counts if it is below the baseline's by more than ``margin``, a fraction. It may then
     lengthen a step by the ratio of the two speeds, raised to the power ``share``."""
 
@@ -62,16 +62,16 @@ class Condition:
     text: str
     of: str
     figure: str = "{:.0%}"
-    rule: Rate | LostShare | Present | None = None
+    rule: LostSpeed | LostShare | Present | None = None
 
 
 CONDITIONS: dict[str, Condition] = {
     # Boost clocks of one H200 move by 1 to 2 % between launches of one step. At the power cap they fall from 1,980 to
     # 1,440 MHz within half a second and rise again by a few percent. The mean of many samples is the same each time.
-    "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
-    "memory_mhz": Condition(text="memory clock {}", figure="{:,.0f} MHz", of="device", rule=Rate(margin=0.03)),
+    "sm_mhz": Condition(text="SM clock {}", figure="{:,.0f} MHz", of="device", rule=LostSpeed(margin=0.03)),
+    "memory_mhz": Condition(text="memory clock {}", figure="{:,.0f} MHz", of="device", rule=LostSpeed(margin=0.03)),
     # A setting has no noise, so any other value counts.
-    "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=Rate(margin=0.005)),
+    "power_limit_w": Condition(text="power limit {}", figure="{:,.0f} W", of="device", rule=LostSpeed(margin=0.005)),
     # 15 points are two of ten samples. One sample may be chance.
     "hw_thermal": Condition(
         text="thermal slowdown by the hardware in {} of the window",
@@ -111,9 +111,11 @@ CONDITIONS: dict[str, Condition] = {
     # The kernel does not see every disturbance: a neighbour on the other hardware thread of a core, or a lower clock of
     # a virtual core. The host rate does. It falls further than a step slows down: see benchmarks/host_rate.py.
     "host_rate": Condition(
-        text="the host reads {}", figure="{:,.3g} objects/µs", of="host", rule=Rate(margin=0.2, share=0.65)
+        text="the host reads {}", figure="{:,.3g} objects/µs", of="host", rule=LostSpeed(margin=0.2, share=0.65)
     ),
-    "cpu_mhz": Condition(text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=Rate(margin=0.05)),
+    "cpu_mhz": Condition(
+        text="clock of the fastest core {}", figure="{:,.0f} MHz", of="host", rule=LostSpeed(margin=0.05)
+    ),
     # pytest_trainbench.judge.attribution.slow_rank compares ranks with each other, so there is no rule here.
     "rank_compute_ms": Condition(text="compute time of the device {}", figure="{:,.4g} ms", of="rank"),
 }
@@ -121,4 +123,4 @@ CONDITIONS: dict[str, Condition] = {
 
 def worst(name: str, values: Sequence[float]) -> float:
     """The value of the device or rank that a step waits for: the lowest speed, the highest share or count."""
-    return min(values) if name in CONDITIONS and isinstance(CONDITIONS[name].rule, Rate) else max(values)
+    return min(values) if name in CONDITIONS and isinstance(CONDITIONS[name].rule, LostSpeed) else max(values)
