@@ -41,7 +41,7 @@ def train(mesh: DeviceMesh, *, fault: str = "", culprit: int = 0, at_step: int =
             FAULTS[mine]()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         model.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for parameter in model.parameters():
             assert parameter.grad is not None
             if fault != "drifting replicas":
