@@ -398,7 +398,15 @@ def test_a_node_cannot_write_outside_the_folder_of_a_launch(tmp_path: Path) -> N
     files = ["../escaped", "trace-1.json", "trace-0.json", str(tmp_path / "absolute")]
     for name in files:
         agent._store.set(f"file/1/{name}", "{}")
-    left = {"exit_codes": {}, "gone": [], "out_of_memory": {}, "devices": {}, "problem": "", "files": files}
+    left = {
+        "exit_codes": {},
+        "gone": [],
+        "frozen": [],
+        "out_of_memory": {},
+        "devices": {},
+        "problem": "",
+        "files": files,
+    }
     agent._store.set("left/1/1", json.dumps(left))
     lead._fetch(1, 1, job)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["job", "trace-1.json"]

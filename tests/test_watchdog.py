@@ -123,6 +123,7 @@ def test_ranks_that_were_stopped_are_noted_until_a_rank_ends(pack: Pack, watchdo
     pack.ice, pack.over, pack.wrote = set(), {0}, {0}
     until(pack, watchdog, 2.0)
     assert watchdog.observed.frozen == {1}
+    assert [what for what, _ in pack.did] == ["kill"]
 
 
 def test_each_phase_is_shown_once(pack: Pack, watchdog: Watchdog) -> None:

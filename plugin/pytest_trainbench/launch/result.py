@@ -75,6 +75,14 @@ def read_traces(job: Job) -> tuple[Trace, ...]:
     return tuple(Trace.from_json(json.loads(path.read_text())) for path in paths)
 
 
+def _trace(job: Job, rank: int) -> Trace | None:
+    """The trace of a rank; ``None`` if there is none, or if it is damaged."""
+    try:
+        return Trace.from_json(json.loads((job.folder / TRACE.format(rank)).read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
 def collect(job: Job, left: NodeResult) -> LaunchResult:
     """How a launch ended, from the files of all its ranks and from the other results in ``left``."""
     paths = (job.folder / CODE.format(rank) for rank in range(job.case.mesh.world_size))
@@ -89,16 +97,16 @@ def _collected(job: Job, left: NodeResult) -> LaunchResult:
     ranks = range(job.case.mesh.world_size)
     failures = [Failure(**json.loads(path.read_text())) for path in sorted(job.folder.glob(FAILURE.format("*")))]
     hung = [rank for rank in ranks if size(job.folder / STACKS.format(rank))]
-    traces = [job.folder / TRACE.format(rank) for rank in ranks]
-    if not failures and not hung and all(map(size, traces)):
-        return LaunchResult(traces=read_traces(job), devices=left.devices)
+    traces = [_trace(job, rank) for rank in ranks]
+    if not failures and not hung and None not in traces:
+        return LaunchResult(traces=tuple(trace for trace in traces if trace), devices=left.devices)
 
     # The rank that failed first is the cause; the others fail because they lost it. A rank out of memory is the cause
     # even if a peer wrote its own failure earlier, because clocks differ between nodes. A rank that wrote nothing, or
     # only the stacks of a hang, failed before a rank that lost its connection.
     failures.sort(key=lambda failure: (failure.kind != "oom", failure.lost_peer, failure.at))
     told = {failure.rank for failure in failures} | set(hung)
-    silent = [rank for rank in ranks if rank not in told and not size(traces[rank])]
+    silent = [rank for rank in ranks if rank not in told and traces[rank] is None]
     # The agent stopped the other silent ranks itself. For the agent, exit code 0 is no failure.
     vanished = [rank for rank in silent if rank in exit_codes] or [rank for rank in silent if rank in gone]
     if failures and not ((vanished or hung) and failures[0].lost_peer):

@@ -147,6 +147,8 @@ class Watchdog:
             self._all_there = False
             # If one of these ranks left a file, the agent may have stopped the others.
             seen.gone = set() if any(map(self.ranks.told, ended)) else ended
+            if seen.frozen:
+                self.ranks.kill()  # the agent would ask them to end, and wait for an answer
         if self._all_there:
             seen.frozen = self.ranks.frozen()
         if not seen.cut and self.ranks.cut():
