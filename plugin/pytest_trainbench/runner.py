@@ -1,4 +1,4 @@
-"""From a case to a row of the report: launches, record, baseline, verdict. Knows nothing of pytest."""
+"""Turns a case into a row of the report: launches, record, baseline, verdict. Knows nothing of pytest."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ from pytest_trainbench.store import baseline
 UNSETTLED = "it may be slower, and the run had no time left for the launches that would have told"
 
 UNCONFIRMED = "not confirmed: --confirm 0"
-"""Said of a row that its first launches alone make red."""
+"""Note on a row that is red by its first launches alone."""
 
 UNPLANNED = Plan()
-"""Of a reference, which times nothing."""
+"""The plan of a reference. It has no effect, because a reference times nothing."""
 
 Progress = Callable[[str], AbstractContextManager[Callable[[str], None]]]
-"""Opened with the name of what runs; gives a function that is told what it is doing."""
+"""Takes the name of a launch. Its context manager gives a function that takes the current phase of the launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The unsharded truth of a case: the same builder on one rank with some parameters replaced.
+    """The unsharded reference of a case: the same builder on one rank, with some parameters replaced.
 
-    params: what replaces the case's parameters; ``None`` leaves one out, so that the builder's default holds and cases
-    that differ in it share one reference.
-    loss_tolerance: how far a loss may be from the reference's, as a fraction of the reference's fall.
-    loss_steps: the first and the last step whose losses are compared, from 1 on.
+    params: values that replace parameters of the case. A parameter with the value ``None`` is left out: the builder's
+    default holds, and cases that differ only in this parameter share one reference.
+    loss_tolerance: largest distance of a loss from the reference's loss, as a fraction of the fall of the reference's
+    loss.
+    loss_steps: the first and the last step whose losses are compared. Steps are counted from 1.
     """
 
     params: Mapping[str, Any]
@@ -74,6 +75,7 @@ class Reference:
             )
 
     def of(self, case: Case) -> Case:
+        """The case that is launched as the reference of ``case``."""
         kept = {name: value for name, value in case.params.items() if name not in self.params}
         replaced = {name: value for name, value in self.params.items() if value is not None}
         return dataclasses.replace(case, mesh=MeshShape(), params={**kept, **replaced}, memory_cap_gb=None)
@@ -81,8 +83,14 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One case as a test asks for it. label: the name of its row. gates: see
-    :class:`~pytest_trainbench.judge.policy.Policy`."""
+    """One case as a test asks for it.
+
+    case: what is measured.
+    label: name of its row.
+    plan: how long each launch measures.
+    reference: the reference for its losses; ``None`` if they are not compared.
+    gates: see :class:`~pytest_trainbench.judge.policy.Policy`.
+    """
 
     case: Case
     label: str
@@ -91,15 +99,21 @@ class Request:
     gates: Gates = field(default_factory=dict)
 
     def alike(self, other: Request) -> bool:
-        """Whether one measurement does for both, which are of one case."""
+        """Whether one measurement serves both requests. Both must have the same case id."""
         mine, theirs = ((one.case.builder, one.plan, one.reference, one.gates) for one in (self, other))
         return mine == theirs
 
 
 class Side(Protocol):
-    """Where launches are started: ``name`` says which side of a comparison that is, ``import_path`` lets ranks import
-    what this process can, and ``root`` is that of the project's files there. A case may have an environment of its own:
-    where it takes several machines."""
+    """A place where launches are started.
+
+    name: which side of a comparison it is; empty if there is only one side.
+    environment: facts about its machine and its software.
+    environment_of: the environment of one case. A case on several machines has its own environment.
+    import_path: folders from which ranks import what this process can import.
+    root: root of the project's files on this side.
+    launch: runs one job and returns its result.
+    """
 
     @property
     def name(self) -> str: ...
@@ -120,7 +134,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """This process starts the ranks itself, and there is no other side."""
+    """The side whose ranks this process starts itself. There is no other side."""
 
     environment: Environment
     import_path: tuple[str, ...]
@@ -140,9 +154,13 @@ Ran = tuple[Launch, LaunchResult]
 class Runner:
     """Runs the cases of one session, one after the other.
 
-    ``now`` is the side that is judged. Where there is another, ``before``, every launch of one is paired with a launch
-    of the other, and stored baselines are not read. ``folder`` takes the ranks' files. ``cases``: how many share the
-    error that the run is allowed.
+    now: the side that is judged.
+    before: the other side, if there is one. Then each launch of one side is paired with a launch of the other side, and
+    rows are not compared with stored baselines.
+    folder: where the ranks write their files.
+    progress: shows what runs.
+    cases: number of cases that share the error budget of the run.
+    nights: gives the green nights of the given baselines, by case id.
     """
 
     def __init__(
@@ -177,11 +195,12 @@ class Runner:
         self._deadline = None if settings.run_timeout is None else time.monotonic() + settings.run_timeout
 
     def row(self, request: Request, *, accept: str) -> Row:
-        """Measure and judge one case; where another test of this session was of the same case, its row again.
+        """Measure and judge one case. If another test of this session had the same case, return its row again.
 
-        Raises ``ValueError`` for a baseline file that cannot be used, unless it is to be replaced anyway, and for a
-        case whose name and parameters are those of another, with which it would share a baseline. ``accept``: the
-        command that stores the row or, where there is another side, compares it alone once more.
+        Raises ``ValueError`` for a baseline file that cannot be used, unless it is about to be replaced. Raises
+        ``ValueError`` for a case with the name and the parameters of a different case, because both would share a
+        baseline. ``accept`` is the command that stores the row. If there is another side, it is the command that
+        compares only this row again.
         """
         case_id = request.case.id
         if case_id in self._rows:
@@ -198,8 +217,8 @@ class Runner:
         return row
 
     def is_stored(self, case: Case) -> bool:
-        """Whether ``case`` had a baseline before this run. Raises ``ValueError`` for one that cannot be read, unless it
-        is about to be replaced."""
+        """Whether ``case`` had a baseline before this run. Raises ``ValueError`` for a baseline that cannot be read,
+        unless it is about to be replaced."""
         return case.id not in self._rows and self._stored(case) is not None
 
     def _judged(self, request: Request, *, accept: str) -> Row:
@@ -212,7 +231,7 @@ class Runner:
         if saves and refused and record.outcome in baseline.KEPT_OUTCOMES:
             verdict = dataclasses.replace(verdict, outcome="invalid", reason=f"nothing is stored: {refused}")
         elif saves and not refused:
-            # Nothing was to be compared, so in CI this does not fail for want of a baseline.
+            # A row that is saved needs no comparison, so in CI it does not fail without a baseline.
             outcome = "saved" if record.outcome == "ok" else "oom"
             reason = record.reason
             if stored is not None and (beside := self._another_visit(stored, record, verdict)):
@@ -236,7 +255,8 @@ class Runner:
         )
 
     def _another_visit(self, stored: Record, record: Record, verdict: Verdict) -> str:
-        """What to say of launches that differ from the stored ones of the same code, beside which they are stored."""
+        """A note that the launches differ from stored launches of the same code; empty if they do not. Both are kept in
+        one baseline."""
         may_differ = baseline.OTHER_PLACE if self.settings.add else baseline.SAME_PLACE
         if verdict.outcome not in ("regression", "improvement", "environment") or disturbance(stored):
             return ""
@@ -248,8 +268,8 @@ class Runner:
         )
 
     def _called(self, label: str, case: Case) -> str:
-        """How the stored case of the same name, if any, is another one: a baseline may be missing because its case was
-        changed."""
+        """A note on how ``case`` differs from the stored case with the same label; empty if there is none. A baseline
+        may be missing because its case was changed."""
         apart = [one.case.apart(case) for one in self._baselines if one.label == label]
         if not apart:
             return ""
@@ -257,12 +277,15 @@ class Runner:
         return f"the stored {label} is another case: {', '.join(nearest)}"
 
     def measure(self, request: Request, *, before: Record | None, saves: bool = False, delay_ms: float = 0.0) -> Row:
-        """Launch a case and judge it against ``before``, or the other side: when the first launches are there, and
-        again after each of those that a row in doubt gets.
+        """Launch a case and judge it against ``before``, or against the other side.
 
-        One that ``saves`` is to be stored, or stands for what is: more launches because it looks slow would bias it,
-        and it gets them only where they are too far apart for any night to see what it should, and one where memory ran
-        out and the baseline fitted. ``delay_ms``: see :class:`Job`.
+        The row is judged after its first launches. A row in doubt gets one further launch at a time, and is judged
+        again after each of them.
+
+        ``saves`` means that the launches are stored, or stand for a stored baseline. Further launches because the row
+        looks slow would bias the baseline. So there are only two reasons for further launches. The launches may differ
+        too much for a later run to see what it should. Or memory ran out in the only launch, and the stored baseline
+        fitted; then there is one more. ``delay_ms``: see :class:`Job`.
         """
         case, label, gates = request.case, request.label, request.gates
         first = self.settings.stored_launches if saves else self.settings.launches
@@ -271,7 +294,7 @@ class Runner:
         for now, then in self._rounds(request, first=first, delay_ms=delay_ms):
             mine += [now] if now else []
             theirs += [then] if then else []
-            # Of the launch, not of its ranks, which may have ended well with figures that cannot be believed.
+            # The outcome of the launch counts. Its ranks may have ended well with figures that cannot be trusted.
             failed = failed or next((ran for ran in (now, then) if ran and ran[0].outcome != "ok"), None)
             latest = failed or now
             assert latest is not None
@@ -291,7 +314,7 @@ class Runner:
                 break
         else:
             if verdict.doubtful and not verdict.fails(ci=False):
-                # Launches that it should have had could not be started any more.
+                # The run had no time left for the launches that would have settled the row.
                 verdict = dataclasses.replace(verdict, outcome="noisy", reason=UNSETTLED)
         record, before = both_judged(verdict, record, before)
         return Row(
@@ -299,22 +322,23 @@ class Runner:
         )
 
     def _missing(self, case: Case, there: LaunchResult) -> str:
-        """A sentence if the commit on the other side does not have ``case``, whose launch ended as ``there``; else
-        empty. Another environment has the same code, so a failure there is none of this kind."""
+        """A sentence if the commit on the other side does not have ``case``; else empty. ``there`` is the result of its
+        launch on that side. If the other side is only another environment, it has the same code and thus the case."""
         if self.before is None or self.before.root == self.now.root or not lacks(case, there.reason or ""):
             return ""
         return f"{self.before.name} does not have this case, so it is compared with nothing: {there.reason}"
 
     def _helps(self, record: Record, before: Record | None, gates: Gates) -> bool:
-        """Whether one more launch of what is to be stored would let a night see what it should, or tell whether memory
-        ran out by chance."""
+        """Whether a baseline to be stored needs one more launch. The launch must be able to let a later run see what it
+        should, or tell whether memory ran out by chance."""
         if record.outcome != "ok":
             return len(record.launches) == 1 and baseline.unconfirmed(record, before)
         stored, most = len(record.launches), self.settings.stored_launches + self.settings.confirm
         return stored < most and self._blind(record, stored, gates) and not self._blind(record, most, gates)
 
     def _warning(self, record: Record, gates: Gates) -> str:
-        """What is wrong with a baseline of these launches, and what the next run will see from them."""
+        """What is wrong with a baseline of these launches, and what the next run will see with it; empty if nothing is
+        wrong."""
         policy, priors = dataclasses.replace(self.policy, gates=gates), self.priors(record)
         night = foreseen(record, stored=len(record.launches), launches=LAUNCHES, policy=policy, priors=priors)
         if disturbed := disturbance(record):
@@ -327,14 +351,14 @@ class Runner:
         return far_apart(blind, enough=enough, host=host_bound(record))
 
     def _blind(self, record: Record, stored: int, gates: Gates) -> bool:
-        """Whether a night would be noisy against ``stored`` launches like these."""
+        """Whether a later run would be noisy against a baseline of ``stored`` launches like those of ``record``."""
         policy = dataclasses.replace(self.policy, gates=gates)
         found = foreseen(record, stored=stored, launches=LAUNCHES, policy=policy, priors=self.priors(record))
         return any(change.outcome == "noisy" for change in found)
 
     def _rounds(self, request: Request, *, first: int, delay_ms: float) -> Iterator[tuple[Ran | None, Ran | None]]:
-        """Launch after launch or, where there is another side, pair after pair. One has no partner where there is no
-        other side, or where it failed."""
+        """One launch after the other. If there is another side, one pair of launches after the other. A launch has no
+        partner if there is no other side, or if the launch failed."""
         mine = self._launches(self.now, request, first=first, delay_ms=delay_ms)
         if self.before is None:
             return ((ran, None) for ran in mine)
@@ -342,8 +366,8 @@ class Runner:
         return abba(mine, self._launches(self.before, there, first=first, delay_ms=delay_ms))
 
     def _case_on(self, side: Side, case: Case) -> Case:
-        """``case`` as ``side`` has it. Its builder may have moved to another module since that commit, and a baseline
-        that was stored there still names the module."""
+        """``case`` as it is on ``side``. Its builder may have moved to another module since the commit of that side. A
+        baseline that was stored at that commit names the old module."""
         folder = self.settings.baseline_dir
         if not folder.is_relative_to(self.now.root):
             return case
@@ -373,17 +397,17 @@ class Runner:
         return verdict
 
     def priors(self, record: Record) -> Priors:
-        """The noise of rows like ``record`` where it was measured."""
+        """What baselines and green nights teach about the noise of rows on the machine of ``record``."""
         return self._learned(record.machine)
 
     @cached_property
     def _baselines(self) -> list[Record]:
-        """Of this hardware, as they were before the first row was judged."""
+        """The baselines of this hardware, as they were before the first row was judged."""
         return baseline.load_all(self.settings.baseline_dir, self.hardware.id)
 
     @cached_property
     def _learned(self) -> Callable[[str], Priors]:
-        """By machine."""
+        """The priors of a machine, by its id."""
         nights = self.nights(self._baselines)
         return cache(lambda machine: learn(self._baselines, machine, nights))
 
@@ -410,33 +434,36 @@ class Runner:
             raise
 
     def _launches(self, side: Side, request: Request, *, first: int, delay_ms: float) -> Iterator[Ran]:
-        """One launch after the other, each started when it is asked for and, from the ``first`` ones on, only while the
-        run has time; where the reference failed, that alone."""
+        """One launch after the other. Each is started when the caller asks for it.
+
+        After the ``first`` launches, a launch is started only if the run has time left for it. If the reference failed,
+        its failure is the only launch.
+        """
         case, reference = request.case, request.reference
         label = f"{request.label}, {side.name}:" if side.name else request.label
-        truth = self._truth(side, case, reference, label) if reference else LaunchResult()
-        if truth.outcome != "ok":
-            # Where the unsharded model does not fit, nothing is known of the case: its own "oom" would be a result.
-            outcome = "invalid" if truth.outcome == "oom" else truth.outcome
-            yield Launch(outcome=outcome, reason=f"the unsharded reference failed: {truth.reason}"), truth
+        unsharded = self._reference_of(side, case, reference, label) if reference else LaunchResult()
+        if unsharded.outcome != "ok":
+            # If the reference does not fit in memory, nothing is known of the case: "oom" would be a result of its own.
+            outcome = "invalid" if unsharded.outcome == "oom" else unsharded.outcome
+            yield Launch(outcome=outcome, reason=f"the unsharded reference failed: {unsharded.reason}"), unsharded
             return
         longest_s = 0.0
         for number in count(1):
             if number > first and self._left_s() < longest_s:
-                return  # one more would only be cut off
+                return  # the end of the run would cut off a further launch
             began = time.monotonic()
             asked = f"/{first}" if number <= first else ", to be sure"
             ended = self._launch(side, f"{label} launch {number}{asked}", case, plan=request.plan, delay_ms=delay_ms)
             longest_s = max(longest_s, time.monotonic() - began)
             if ended.outcome == "timeout" and number > first and self._left_s() <= 0:
-                return  # the end of the run cut it off: that row is not settled, and nobody knows that it hung
+                return  # the end of the run cut it off: the row is not settled, and the launch need not have hung
             if ended.outcome != "ok":
                 yield Launch(outcome=ended.outcome, reason=ended.reason), ended
                 continue
             one = reduce(
                 ended.traces,
                 peak_tflops=self.hardware.peak_tflops(ended.traces[0].dtype),
-                reference=_losses(truth) if reference else None,
+                reference=_losses(unsharded) if reference else None,
                 loss_tolerance=reference.loss_tolerance if reference else math.inf,
                 loss_from=reference.loss_steps[0] if reference else 1,
                 devices=ended.devices,
@@ -455,8 +482,9 @@ class Runner:
             code=sources.of_record(side.root, sources.union(ended.code for _, ended in launches), case.params),
         )
 
-    def _truth(self, side: Side, case: Case, reference: Reference, label: str) -> LaunchResult:
-        """The reference's launch; once a session and side for all cases that share it."""
+    def _reference_of(self, side: Side, case: Case, reference: Reference, label: str) -> LaunchResult:
+        """The result of the reference's launch. It is launched once per session and side, for all cases that share
+        it."""
         unsharded = reference.of(case)
         _, steps = reference.loss_steps
         key = side.name, unsharded.builder, unsharded.id, steps  # the id leaves out the builder's module
@@ -465,7 +493,7 @@ class Runner:
         return self._references[key]
 
     def _left_s(self) -> float:
-        """Of the run's time."""
+        """Time that the run has left, in seconds; infinite without ``--run-timeout``."""
         return math.inf if self._deadline is None else self._deadline - time.monotonic()
 
     def _launch(
@@ -480,7 +508,8 @@ class Runner:
     ) -> LaunchResult:
         left_s = self._left_s()
         one_s = min(self.settings.launch_timeout, left_s)
-        # Steps of a reference do on one rank what many share: each may take as long, and so may what comes before.
+        # A reference does the work of all ranks on one rank. So each of its steps may take as long as a launch, and so
+        # may its start.
         limit_s = min(self.settings.launch_timeout * (1 + (reference_steps or 0)), left_s)
         total = f"the run's {self.settings.run_timeout or 0:g} s (--run-timeout)"
         if limit_s <= 0:
@@ -506,14 +535,15 @@ class Runner:
                 progress=tell,
             )
         if ended.outcome == "timeout" and (one_s == left_s or self._left_s() <= 0):
-            # It need not have been slow. Nor need it be the run that had no time: a collective hangs for half of it.
+            # The launch need not have been slow: the run had little time left. But a collective that hung for half of
+            # the limit also ends so. Therefore the reason names both.
             return dataclasses.replace(ended, reason=f"{limit_s:.3g} s of {total} were left for it: {ended.reason}")
         return ended
 
 
 def lacks(case: Case, reason: str) -> bool:
-    """Whether a launch ended for this ``reason`` because the code there has no such case: no such builder, or a builder
-    that refuses the parameters. A missing import of another module is a broken commit."""
+    """Whether a launch ended for this ``reason`` because its code does not have ``case``: the builder is missing, or it
+    refuses the parameters. A missing import of another module does not count, because it means a broken commit."""
     _, failed, message = reason.partition(f"failed while {BUILDING}: ")
     kind, _, text = message.partition(": ")
     if kind == "ModuleNotFoundError":
@@ -524,16 +554,19 @@ def lacks(case: Case, reason: str) -> bool:
 
 
 def _moved(record: Record, stored: Record | None) -> list[tuple[str, Any, Any]]:
-    """The builder, where it has another module than when its baseline was stored: it was moved, or is another one."""
+    """The builder as a difference, if its module is not that of the stored baseline; else nothing. The builder was
+    moved, or it is another builder."""
     if stored is None or stored.case.builder == record.case.builder:
         return []
     return [("builder", stored.case.builder, record.case.builder)]
 
 
 def abba(now: Iterator[Ran], before: Iterator[Ran]) -> Iterator[tuple[Ran | None, Ran | None]]:
-    """Pairs of a launch now and one before, the other side first, then each side twice: A B, B A, A B, … What grows
-    slower or faster all the time is on one side of the first pair and on the other of the next. Ends with the first
-    launch that cannot be had; what its partner measured is then of no use, and how it failed is."""
+    """Pairs of a launch now and a launch before, in the order before now, now before, before now, …
+
+    A steady drift favours one side in the first pair and the other side in the next pair, so it cancels over two pairs.
+    The pairs end when a launch cannot be started. Its partner is then dropped, unless the partner failed.
+    """
     for before_first in cycle((True, False)):
         sides = (before, now) if before_first else (now, before)
         if (first := next(sides[0], None)) is None:

@@ -1,4 +1,4 @@
-"""One metric against its baseline: how far it moved, and whether chance may have done that."""
+"""Compares one metric with its baseline: how much it changed, and whether chance may explain the change."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pytest_trainbench.schema.metrics import METRICS, Counted, Exact, Gate, Metr
 from pytest_trainbench.schema.record import Record, as_stored
 
 POWER = 0.9
-"""A change of the size that a row "sees" makes it suspicious with this probability, and is confirmed with this
-probability: found at least eight times in ten."""
+"""Probability that a change of the size that a row ``sees`` puts the row in doubt. A change in doubt is confirmed with
+the same probability. So the change is found at least eight times in ten."""
 
 HOPELESS = 0.01
-"""A row gets no more launches where the chance that they make it a regression is below this."""
+"""A row gets no more launches if the chance that they make it a regression is below this."""
 
 UNSURE = 0.05
-"""Chance that the noise of a row is larger than ``sees`` takes it for."""
+"""Chance that the noise of a row is larger than ``sees`` assumes."""
 
 FUTILE = 0.05
-"""A noisy row gets no more launches where the chance that they let it see its tolerance is below this."""
+"""A noisy row gets no more launches if the chance that they let it see its tolerance is below this."""
 
 BLIND = math.log(1000)
-"""Larger changes are not told apart: a row that sees no less than a thousandfold sees nothing. (Two pairs of launches
-of which one in a million may err would see, by Student's t, no less than e to the thousandth power.)"""
+"""Largest change that is computed, as a logarithm. A row that sees only a larger change sees nothing. (By Student's t,
+two pairs of launches with an error of one in a million see no less than e to the thousandth power.)"""
 
 UNSTEADY = "not the same in every launch"
 GENERATED = "torch.compile generated the step, and what it generates may differ between machines and runs"
@@ -42,12 +42,12 @@ def is_compiled(record: Record) -> bool:
 
 
 def judged(baseline: Record) -> list[str]:
-    """The metrics that a row is held to."""
+    """The metrics on which a row is judged: those that have a gate and a figure in the baseline."""
     return [name for name, metric in METRICS.items() if metric.gate is not None and baseline.values(name)]
 
 
 def chances_of(baseline: Record, policy: Policy) -> tuple[list[str], float]:
-    """The metrics of a row that may be red by chance, and the error that each of them has."""
+    """The metrics of a row that may be red by chance, and the error budget of each of them."""
     varying = [name for name in judged(baseline) if varies(policy.gate(name), baseline.values(name))]
     return varying, policy.error_of(len(varying))
 
@@ -55,12 +55,13 @@ def chances_of(baseline: Record, policy: Policy) -> tuple[list[str], float]:
 def learn(
     baselines: Sequence[Record], machine: str = "", nights: Mapping[str, Sequence[Visit]] = MappingProxyType({})
 ) -> Priors:
-    """What the baselines of one kind of hardware, and their green nights (by case id), teach about the noise of rows
-    on one ``machine``. A metric without enough rows is left out.
+    """The priors for rows on one ``machine``, from the ``baselines`` of its kind of hardware. The green ``nights`` of
+    these baselines, by case id, add visits. A metric without enough rows has no prior.
 
-    Host-bound rows are a group of their own, and the machine's own host-bound rows come first, because their noise is
-    the host's. Host-bound rows of six machines with H200s differed by 0.2 to 10 % between launches (medians of their
-    rows), other rows by 0.1 to 0.2 % on all. If a group is too small, a larger one teaches instead.
+    Host-bound rows are a group of their own, because their noise is the noise of their host. Host-bound rows of the
+    same machine come first. If a group is too small, a larger group takes its place. (Launches of host-bound rows
+    differed by 0.2 to 10 %, depending on which of six machines with H200s they ran on. Launches of other rows differed
+    by 0.1 to 0.2 % on all six. These are the medians of each machine's rows.)
     """
     bound = [one for one in baselines if host_bound(one)]
     others = [one for one in baselines if not host_bound(one)]
@@ -79,7 +80,7 @@ def learn(
 
 
 def host_paced(name: str, *records: Record) -> bool:
-    """Whether the host of any of these records paces the metric."""
+    """Whether the host of any of these records sets the pace of the metric."""
     return METRICS[name].paced_by == "host" and any(map(host_bound, records))
 
 
@@ -89,14 +90,17 @@ def varies(gate: Gate, before: Sequence[float]) -> bool:
         case Statistical():
             return True
         case Relative(floor=floor):
-            # Launches of FairScale's ShardedDataParallel on 4 H200s needed 16.4 to 21.3 GB, as the timing of its
-            # reductions has it: a gate of 0.5 % would be red on most nights.
+            # Launches of FairScale's ShardedDataParallel on 4 H200s needed 16.4 to 21.3 GB, depending on the timing of
+            # its reductions. A gate of 0.5 % would be red on most nights.
             return max(before) > (1 + floor) * min(before)
     return False
 
 
 def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Change:
-    """A change held against the noise of its launches. All is compared as logarithms, "worse" being above 0."""
+    """Judge a change by the noise of its launches. Raises ``ValueError`` if noise does not judge the metric.
+
+    All comparisons are between logarithms. A positive logarithm means "worse".
+    """
     metric = METRICS[name]
     match policy.gate(name):
         case Statistical(floor=floor, tolerance=tolerance) | Relative(floor=floor, tolerance=tolerance):
@@ -121,7 +125,7 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
         best = found.quieter(FUTILE).after(last)
         return math.expm1(min(BLIND, _sees(best, best, floor=floor, error=error * policy.share(last)))) <= tolerance
 
-    if not worse <= red:  # so written, NaN is a regression
+    if not worse <= red:  # this form makes NaN a regression
         outcome, unsettled = "regression", False
     elif -worse > green:
         outcome, unsettled = "improvement", False
@@ -135,7 +139,7 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
         metric=name,
         before=found.before,
         now=found.now,
-        change=round(better * (found.now / found.before - 1), 9) + 0.0,  # past what a logarithm rounds, and no −0
+        change=round(better * (found.now / found.before - 1), 9) + 0.0,  # rounds away the logarithm's error, and −0
         sees=_own(metric, sees),
         outcome=outcome,
         interval=(low, high) if metric.higher_is_better else (-high, -low),
@@ -146,11 +150,11 @@ def weigh(name: str, found: Comparison, *, error: float, policy: Policy) -> Chan
 
 
 def _sees(found: Comparison, final: Comparison, *, floor: float, error: float) -> float:
-    """Logarithm of the smallest slowdown that another night finds eight times in ten. ``found``: tonight, ``final``:
-    at the last look.
+    """Logarithm of the smallest slowdown that another night finds at least eight times in ten. ``found`` is the
+    comparison of tonight. ``final`` is the comparison as expected at the last look.
 
-    The launches of another night show the true noise, which may be larger than these launches show
-    (:data:`UNSURE`). They then raise the limit of that night.
+    The launches of another night show the true noise. It may be larger than these launches show (:data:`UNSURE`), and
+    then the limit of that night is higher.
     """
     fresh = min(1.0, (final.launches_now - 1) / final.noise_df) if final.noise_df else 0.0
     margin = math.sqrt(1 + fresh * (found.worse(UNSURE) ** 2 - 1))
@@ -161,14 +165,16 @@ def _sees(found: Comparison, final: Comparison, *, floor: float, error: float) -
 
 
 def _own(metric: Metric, slower: float) -> float:
-    """A slowdown, a fraction of the time, as a fraction of the metric: a rate falls by less than the time grows."""
+    """Convert a slowdown from a fraction of the time to a fraction of the metric. A rate falls by a smaller fraction
+    than the time grows."""
     return 1 - 1 / (1 + slower) if metric.higher_is_better and slower < math.inf else slower
 
 
 def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy) -> Change:
-    """A change of a metric that is judged by its noise, where a launch has a figure of 0, which has no logarithm.
+    """The change of a metric that is judged by its noise, if a launch has a figure of 0. Zero has no logarithm.
 
-    Where the baseline has none and this run nothing else, the metric changed. Otherwise the row is in doubt.
+    If the baseline has no zero and this run has only zeros, the metric changed. Otherwise the metric is noisy, and in
+    doubt while launches are left.
     """
     if all(before) and not any(now):
         return compare_constant(name, before, now, policy=policy)
@@ -188,16 +194,17 @@ def compare_with_zeros(name: str, before: Sequence[float], now: Sequence[float],
 def compare_constant(
     name: str, before: Sequence[float], now: Sequence[float], *, policy: Policy, compiled: bool = False
 ) -> Change:
-    """A change of a metric that does not vary between launches.
+    """The change of a metric that does not vary between launches.
 
-    Most of the launches decide. An odd launch is named, and only a majority of odd launches is a change: after the
-    usual confirmation, unless all launches agree. ``compiled``: whether ``torch.compile`` generated the step.
+    The metric changed if a majority of the launches changed in the same direction. Unless all launches agree, a change
+    that fails the row needs extra launches to confirm it. The result names launches that differ from the majority.
+    ``compiled``: whether ``torch.compile`` generated the step.
     """
     metric, gate = METRICS[name], policy.gate(name)
     if isinstance(gate, Statistical):
         raise ValueError(f"{name} is judged by its noise")
     if isinstance(gate, Counted):
-        before, now = as_stored(before), as_stored(now)  # as the baseline was, when its file was written
+        before, now = as_stored(before), as_stored(now)  # the baseline's file rounded its figures
     old, new = statistics.median(before), statistics.median(now)
     moved = [_moved(gate, before, value) for value in now]
     most = next((way for way in (0, 1, -1) if moved.count(way) * 2 > len(now) - (way == 0)), None)
@@ -208,14 +215,14 @@ def compare_constant(
     better = _grown(old, new) if metric.higher_is_better else -_grown(old, new)
     outcome, why, doubtful = "ok", "", False
     if isinstance(gate, Exact):
-        # A step that does less work is not a faster one.
+        # A step that does less work is not a faster step.
         outcome = "incomparable" if any(moved) else "ok"
     elif most is None or (most == 0 and isinstance(gate, Counted) and len(set(before)) > 1):
         outcome, why = "not judged", UNSTEADY
     elif most and isinstance(gate, Counted) and gate.generated and compiled:
         outcome, why = "not judged", GENERATED
     elif most:
-        found = "improvement" if better > 0 else "regression"  # so written, NaN is a regression
+        found = "improvement" if better > 0 else "regression"  # this form makes NaN a regression
         wanted = min(policy.last, policy.first + FRESH_LEAST) - policy.left_out
         fails = found == "regression" or policy.fail_on_improvement
         doubtful = fails and moved.count(most) < len(now) < wanted
@@ -239,8 +246,8 @@ def compare_constant(
 def _moved(gate: Gate, before: Sequence[float], value: float) -> int:
     """1 if a launch's figure is above the baseline's, −1 if it is below, 0 if it is the same. NaN counts as above.
 
-    Launches of a baseline whose counts differ are a few of many possible ones, so that the next may lie beyond them. A
-    count is then the same up to the width of what they showed.
+    If the baseline's launches have different counts, further launches may lie outside their range. So a count is the
+    same if its distance from that range is at most the width of the range.
     """
     if isinstance(gate, Relative):
         old = statistics.median(before)

@@ -1,19 +1,19 @@
-"""How far two sets of launches are apart, and how well that is known. Pure statistics on plain numbers.
+"""The difference between two sets of launches, and its standard error. Pure statistics on plain numbers.
 
-The unit is one launch's figure, on the log scale. Launches have heavy tails: most agree within their noise, and now and
-then one is 14 % slow with nothing changed. Three parts answer that, each from the literature:
+The unit of evidence is the figure of one launch, on the logarithmic scale. Launches have heavy tails: most agree within
+their noise, but an occasional launch is 14 % slow with nothing changed. Three methods from the literature handle this:
 
-* **Where the launches lie**: Huber's M-estimator. A launch further than :data:`CLIP` standard deviations from its
-  set's location still counts, with less weight the further it is. P. J. Huber, "Robust estimation of a location
-  parameter", Annals of Mathematical Statistics 35(1), 1964.
-* **How noisy one launch is**: one standard deviation for both sets, from the clipped residuals (Huber's proposal 2,
-  same paper), shrunk towards the noise of similar rows. G. K. Smyth, "Linear models and empirical Bayes methods for
-  assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004. Not where
-  its launches are too noisy to be one of these: B. Phipson et al., "Robust hyperparameter estimation protects against
+* **Location of a set**: Huber's M-estimator. A launch further than :data:`CLIP` standard deviations from the location
+  of its set still counts. Its weight falls with its distance. P. J. Huber, "Robust estimation of a location parameter",
+  Annals of Mathematical Statistics 35(1), 1964.
+* **Noise of one launch**: one standard deviation for all sets, from the clipped residuals (Huber's proposal 2, same
+  paper). It is shrunk towards the noise of similar rows: G. K. Smyth, "Linear models and empirical Bayes methods for
+  assessing differential expression", Statistical Applications in Genetics and Molecular Biology 3(1), 2004. A row that
+  is too noisy to be similar is not shrunk: B. Phipson et al., "Robust hyperparameter estimation protects against
   hypervariable genes", Annals of Applied Statistics 10(2), 2016.
-* **How far chance reaches**: Student's t with the launches' degrees of freedom and the prior's.
+* **Confidence limits**: Student's t, with the degrees of freedom of the launches, of the prior and of the visits.
 
-``benchmarks/detection`` replays what this promises on real and made-up noise.
+``benchmarks/detection`` checks these promises on real and synthetic noise.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 CLIP = 2.0
-"""In standard deviations. Of launches without outliers the estimate then keeps 99 % of its efficiency (Huber 1964)."""
+"""In standard deviations. Without outliers, the estimate then keeps 99 % of its efficiency (Huber 1964)."""
 
 CLIPPED = 0.96
-"""What clipping leaves of the mean square of normal launches, so that without outliers the noise is right: 0.92 of very
-many (Huber's β at 2.0), 1 of three, of which none can lie that far out; from 3 launches to 20 this keeps the noise
-within 3 %."""
+"""Share of the mean square of normal launches that clipping leaves. The noise is divided by its root, so that the noise
+is right without outliers. The share is 0.92 for very many launches (Huber's β at 2.0). It is 1 for three launches,
+because none of three can lie that far out. For 3 to 20 launches, 0.96 keeps the error of the noise within 3 %."""
 
 ITERATIONS = 50
 SETTLED = 1e-9
 
 SPREAD_LEAST = 1e-4
-"""Relative standard deviation below which launches count as equal: figures are stored with six digits."""
+"""Relative standard deviation below which launches count as equal, because figures are stored with six digits."""
 
 ROWS_LEAST = 3
-"""Rows that a prior is read from at least."""
+"""Minimum number of rows for a prior."""
 
 PRIOR_DF_MOST = 30.0
-"""Launches that a prior is worth at most, however alike the rows look."""
+"""Maximum degrees of freedom of a prior, however alike the rows look."""
 
 PER_VISIT = 5.0
-"""Degrees of freedom that each further visit of a project adds at most to what is known of its visits."""
+"""Maximum degrees of freedom that each further visit of a project adds to the prior of its visits."""
 
 MANY = 1e6
 """Degrees of freedom from which a standard deviation counts as known."""
@@ -55,39 +55,45 @@ NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution as a multiple of its median absolute deviation."""
 
 COLD, COLD_LEAST, COLD_REST = 10.0, 0.02, 3
-"""A first pair is cold if it lies further from the others than this many standard deviations of theirs and than this
-logarithm. There must be this many others."""
+"""A first pair of launches is cold if its distance from the other pairs is more than ``COLD`` of their standard
+deviations, and more than ``COLD_LEAST`` (a logarithm). There must be at least ``COLD_REST`` other pairs."""
 
 ODD = 0.01
-"""Chance that a row of a prior's kind is taken for a noisier one, about which the prior says nothing."""
+"""Significance level of the F test that a row is noisier than similar rows. The prior is not used for such a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What is known of a row's noise before its launches are seen: the relative standard deviation of one launch, and
-    how many launches (degrees of freedom) that knowledge is worth. What is only ``presumed`` makes nothing surer: it is
-    there for launches that happen to agree."""
+    """The noise of a row, as known before its launches are seen.
+
+    noise: relative standard deviation of one launch.
+    prior_df: degrees of freedom of ``noise``.
+    presumed: whether ``noise`` was not measured. A presumed prior protects against launches that happen to agree. It
+    adds no degrees of freedom to those of the launches.
+    """
 
     noise: float
     prior_df: float
     presumed: bool = False
 
     def freedom(self, own: float) -> float:
-        """Degrees of freedom of a row whose launches have so many of their own."""
+        """Degrees of freedom of a row whose launches have ``own``. A presumed prior only sets the minimum."""
         return max(self.prior_df, own) if self.presumed and own else self.prior_df + own
 
 
 DEFAULT = Prior(noise=0.005, prior_df=2.0, presumed=True)
-"""Where there are no similar rows to learn from. Three launches that happen to agree do not mean that there is no noise
-(launches of one BERT step on an H200 differ by 0.3 to 0.5 %)."""
+"""The prior of a row without similar rows. Three launches that happen to agree do not prove that there is no noise:
+launches of one BERT step on an H200 differ by 0.3 to 0.5 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """How far visits differ beyond what their launches explain. A visit is one run on one machine.
 
-    sd: relative standard deviation of one visit. df: degrees of freedom of ``sd``; infinite if it is presumed.
-    of_noise: the standard deviation as a multiple of the noise of a launch, if only that is presumed.
+    sd: relative standard deviation of one visit.
+    df: degrees of freedom of ``sd``; infinite if ``sd`` is presumed.
+    of_noise: a presumed standard deviation, as a multiple of the noise of one launch. Its variance adds to that of
+    ``sd``.
     """
 
     sd: float = 0.0
@@ -100,16 +106,21 @@ NO_SPREAD = Spread()
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two sets of launches compared.
+    """The comparison of two sets of launches. Its property ``change`` is log(now / before).
 
-    before, now: where each set lies, in its own unit. change: log(now / before). noise: relative standard deviation of
-    one launch, with ``noise_df`` degrees of freedom. core: the noise of the better half of the launches, which
-    outliers do not reach; infinite if not known. counted_before, counted_now: effective number of launches; an
-    outlier counts for less than one. launches_now: number of launches now. apart: standard deviation of ``change``
-    between visits, which more launches do not reduce, with ``apart_df`` degrees of freedom. lasting: variance of
-    ``change`` between visits as a multiple of the variance of a launch. in_pairs: a launch more now is also a launch
-    more before. cold: how far a first pair that was left out lay from the others, as a logarithm; else 0. shown: the
-    noise that these launches show, where ``noise`` is larger to be on the safe side.
+    before, now: location of each set, in the metric's unit.
+    noise: relative standard deviation of one launch.
+    counted_before, counted_now: effective number of launches; an outlier counts for less than one.
+    launches_now: number of launches now.
+    noise_df: degrees of freedom of ``noise``.
+    apart: standard deviation of ``change`` between visits. More launches do not reduce it.
+    apart_df: degrees of freedom of ``apart``.
+    lasting: a further variance of ``change`` between visits, as a multiple of the variance of one launch. More launches
+    do not reduce it.
+    core: noise of the better half of the launches, without outliers; infinite if unknown.
+    in_pairs: whether each further launch now brings a further launch before.
+    cold: distance between a first pair that was left out and the other pairs, as a logarithm; else 0.
+    shown: the noise that these launches show, if a safety rule may have raised ``noise`` above it; else ``None``.
     """
 
     before: float
@@ -138,8 +149,8 @@ class Comparison:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of ``error``. Each variance has its own; Satterthwaite's formula combines them (F. E.
-        Satterthwaite, Biometrics Bulletin 2(6), 1946)."""
+        """Degrees of freedom of ``error``. Each of its two variances has degrees of freedom. Satterthwaite's formula
+        combines them (F. E. Satterthwaite, Biometrics Bulletin 2(6), 1946)."""
         launches, visits = self._variances
         if not visits or not math.isfinite(launches + visits):
             return self.noise_df
@@ -149,39 +160,40 @@ class Comparison:
 
     @property
     def _variances(self) -> tuple[float, float]:
-        """Variance of ``change`` by launches and by visits."""
+        """Variance of ``change`` due to launches, and due to visits."""
         return self.noise**2 * (self._share + self.lasting), self.apart**2
 
     @property
     def _share(self) -> float:
-        """Variance of ``change`` by launches alone, as a multiple of the variance of one launch."""
+        """Variance of ``change`` due to launches alone, as a multiple of the variance of one launch."""
         return 1 / self.counted_before + 1 / self.counted_now
 
     def reach(self, chance: float) -> float:
-        """How far above its expected value ``change`` lies with this ``chance`` only; infinite for a chance of 0."""
+        """The distance by which ``change`` exceeds its expected value with probability ``chance``. It is infinite for a
+        chance of 0."""
         return quantile(1 - chance, self.freedom) * self.error
 
     def interval(self) -> tuple[float, float]:
-        """The true change lies between these logarithms with 95 % confidence."""
-        # Pairs are judged by the larger of two noises. An interval of that would be too wide.
+        """The 95 % confidence interval of the true change: two logarithms."""
+        # Pairs are judged by the larger of two estimates of noise. With that noise, the interval would be too wide.
         paired_noise = self.shown if self.in_pairs and self.shown else self.noise
         told = dataclasses.replace(self, noise=paired_noise)
         return self.change - told.reach(0.025), self.change + told.reach(0.025)
 
     def worse(self, chance: float) -> float:
-        """The factor, at least 1, by which the true ``error`` is larger with this ``chance`` only."""
+        """The factor by which the true standard error exceeds ``error`` with probability ``chance``; at least 1."""
         shown = 1.0 if self.shown is None or not self.noise else self.shown / self.noise
         return max(1.0, shown * doubt(chance, self.freedom))
 
     def quieter(self, chance: float) -> Comparison:
-        """The same difference, if a launch has the lowest noise that it may have with this ``chance``, or if the worse
-        half of the launches are outliers."""
+        """This comparison with the lowest plausible noise: the lower confidence limit of the noise at ``chance``, or
+        ``core`` if it is lower. ``core`` is right if the worse half of the launches are outliers."""
         return dataclasses.replace(
             self, noise=min(self.noise * doubt(1 - chance, self.noise_df), self.core), shown=None
         )
 
     def after(self, launches: int) -> Comparison:
-        """The same difference as it is expected to look with so many launches now."""
+        """This comparison as expected with this number of launches now."""
         more = launches / self.launches_now
         return dataclasses.replace(
             self,
@@ -192,8 +204,8 @@ class Comparison:
         )
 
     def drift(self, launches: int, chance: float) -> float:
-        """How far ``change`` still moves up, with this ``chance`` only, until there are so many launches: the variance
-        of the mean of N less that of the mean of n of them is σ²(1/n − 1/N)."""
+        """The distance by which ``change`` still rises with probability ``chance`` until there are ``launches`` now.
+        The mean of n launches differs from the mean of all N with variance σ²(1/n − 1/N)."""
         left = self._share - self.after(launches)._share
         return quantile(1 - chance, self.noise_df) * self.noise * math.sqrt(max(0.0, left))
 
@@ -201,15 +213,16 @@ class Comparison:
 def compare(
     before: Sequence[Sequence[float]], now: Sequence[float], *, prior: Prior = DEFAULT, spread: Spread = NO_SPREAD
 ) -> Comparison:
-    """Comparison of stored launches, grouped by visit, with the launches of one visit now.
+    """Compare stored launches, grouped by visit, with the launches of one visit now.
 
-    Every visit has at least one launch, and every figure is above 0. NaN makes the result NaN. ``spread``: how far
-    visits differ, of the same machine or of several machines, whichever the comparison is between.
+    Every visit must have at least one launch, and every figure must be above 0. NaN makes the result NaN. ``spread``:
+    how far visits differ. If the comparison is between machines, each group is a machine, and ``spread`` is that of
+    machines.
     """
     sets = (*before, now)
     (locations, noise, counted), shown, prior = _fitted(sets, prior)
     visits = spread.sd**2 + (spread.of_noise * noise) ** 2
-    # Each visit weighs by the inverse of its variance.
+    # The weight of each visit is the inverse of its variance.
     sure = 0 < visits + noise**2 < math.inf
     weights = [1 / (visits + noise**2 / count) if sure else count for count in counted[:-1]]
     parts = [weight / sum(weights) for weight in weights]
@@ -233,8 +246,8 @@ def compare(
 def expected(
     before: Sequence[float], *, stored: int, launches: int, prior: Prior = DEFAULT, spread: Spread = NO_SPREAD
 ) -> Comparison:
-    """The comparison to expect if ``launches`` like those of ``before`` are compared with ``stored`` of them, and
-    nothing has changed."""
+    """The comparison to expect between ``stored`` launches and ``launches`` of now, if nothing changes and all of them
+    are like the launches ``before``."""
     ((location,), noise, _), shown, prior = _fitted((before,), prior)
     found = unchanged(math.exp(location), noise, stored=stored, launches=launches, prior=prior, spread=spread)
     return dataclasses.replace(found, shown=shown)
@@ -243,7 +256,7 @@ def expected(
 def unchanged(
     figure: float, noise: float, *, stored: int, launches: int, prior: Prior, spread: Spread = NO_SPREAD
 ) -> Comparison:
-    """The same for launches that lie at ``figure`` with this ``noise``."""
+    """The comparison to expect if nothing changes. All launches have the location ``figure`` and this ``noise``."""
     return Comparison(
         before=figure,
         now=figure,
@@ -259,10 +272,10 @@ def unchanged(
 
 
 def spread_of(visits: Sequence[Sequence[float]], law: Prior) -> Spread:
-    """How far these visits of one row differ, beyond what their launches explain.
+    """How far the visits of one row differ beyond what their launches explain.
 
-    ``law``: what visits of similar rows differ by. The variance of the visits' locations, less that of the mean of a
-    visit's launches, is shrunk towards it.
+    The estimate is the variance of the visits' locations, minus the variance that their launches explain. It is shrunk
+    towards ``law``, the prior from the visits of similar rows.
     """
     own = len(visits) - 1
     excess = _excess(visits) if own > 0 else 0.0
@@ -272,11 +285,12 @@ def spread_of(visits: Sequence[Sequence[float]], law: Prior) -> Spread:
 
 
 def learned_spread(rows: Sequence[Sequence[Sequence[float]]], *, visits: int) -> Prior | None:
-    """What visits of rows like these differ by; each row holds its visits, and each visit its launches.
+    """The prior of how far visits of similar rows differ; ``None`` if too few rows have two visits. ``rows`` holds the
+    figures of launches, by row and by visit.
 
-    Smyth's estimators, as for launches, with the location of a visit in place of a launch. ``visits`` is the number of
-    different visits of all rows. Rows of one visit may be slow together, so few visits do not make the knowledge sure,
-    however many rows they have.
+    The estimators are Smyth's, as for launches. The location of a visit takes the place of a launch. ``visits`` is the
+    number of different visits of all rows. It limits the degrees of freedom, because rows of one visit may be slow
+    together.
     """
     rows = [row for row in rows if len(row) > 1]
     found = learned([[math.exp(_location(visit)) for visit in row] for row in rows], most=PER_VISIT * (visits - 1))
@@ -287,12 +301,12 @@ def learned_spread(rows: Sequence[Sequence[Sequence[float]]], *, visits: int) ->
 
 
 def _excess(visits: Sequence[Sequence[float]]) -> float:
-    """Variance of the visits' locations beyond that of the mean of a visit's launches, at least 0."""
+    """Variance of the visits' locations, minus the variance that their launches explain; at least 0."""
     return max(0.0, statistics.variance(map(_location, visits)) - _of_launches(visits))
 
 
 def _of_launches(visits: Sequence[Sequence[float]]) -> float:
-    """Variance that the launches alone give the location of a visit; 0 where no visit has two launches."""
+    """Variance of a visit's location that its launches explain; 0 if no visit has two launches."""
     own = sum(len(visit) - 1 for visit in visits)
     if not own:
         return 0.0
@@ -306,12 +320,16 @@ def _location(visit: Sequence[float]) -> float:
 
 
 def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFAULT) -> Comparison:
-    """Comparison of launches that took turns, the first of one side with the first of the other and so on: at least two
-    pairs. One sample of log(now / before), so that what moves both launches of a pair alike is no part of it.
+    """Compare at least two pairs of launches. The sides took turns, and each launch is paired with the launch of the
+    same number on the other side.
 
-    The noise of a pair, twice the variance of a launch, is what the pairs themselves show, and no less than what
-    shrinking that towards similar rows gives. As surely as the pairs alone tell it: what other launches were like on
-    another day says nothing about a machine that is busy now, and it is such machines that pairs are for.
+    The pairs are one sample of log(now / before). So a disturbance that affects both launches of a pair cancels.
+
+    The variance of a pair is twice the variance of a launch. The noise is the larger of two estimates: the noise that
+    the pairs show, and this noise shrunk towards similar rows. Its degrees of freedom come from the pairs alone. Pairs
+    are for busy machines, and launches of another day say nothing about a machine that is busy now.
+
+    A cold first pair is left out (:data:`COLD`).
     """
     logs = [math.log(after) - math.log(first) for first, after in zip(before, now, strict=True)]
     if cold := _cold(logs):
@@ -336,7 +354,8 @@ def paired(before: Sequence[float], now: Sequence[float], *, prior: Prior = DEFA
 
 
 def _cold(logs: Sequence[float]) -> float:
-    """How far the first pair lies from the others, if that is too far for chance; else 0. Caches are cold in it."""
+    """Distance of the first pair from the others, as a logarithm, if it is too large for chance; else 0. The first pair
+    runs with cold caches."""
     rest = logs[1:]
     if len(rest) < COLD_REST:
         return 0.0
@@ -346,10 +365,10 @@ def _cold(logs: Sequence[float]) -> float:
 
 
 def learned(rows: Sequence[Sequence[float]], *, most: float = PRIOR_DF_MOST) -> Prior | None:
-    """The prior of rows like these; each holds the launches of one row, and those with fewer than two say nothing.
+    """The prior from similar rows; ``None`` if fewer than :data:`ROWS_LEAST` rows have two launches. ``rows`` holds the
+    figures of the launches of each row. ``most`` is the maximum of its degrees of freedom.
 
-    Smyth's estimators: the mean and the variance of the log of the rows' variances. ``None`` where fewer than
-    :data:`ROWS_LEAST` rows say something.
+    Smyth's estimators use the mean and the variance of the logarithms of the rows' variances.
     """
     from scipy.special import digamma, polygamma
 
@@ -363,7 +382,7 @@ def learned(rows: Sequence[Sequence[float]], *, most: float = PRIOR_DF_MOST) -> 
         logs.append(2 * math.log(max(noise, SPREAD_LEAST)) - float(digamma(freedom / 2)) + math.log(freedom / 2))
         expected.append(float(polygamma(1, freedom / 2)))
     excess = statistics.variance(logs) - statistics.mean(expected)
-    # A few rows that happen to be alike do not make a law.
+    # A few rows may be alike by chance. So a prior has at most one degree of freedom per row.
     most = min(PRIOR_DF_MOST, most, len(rows))
     prior_df = min(most, 2 * _trigamma_inverse(excess)) if excess > 0 else most
     noise = math.exp((statistics.mean(logs) + digamma(prior_df / 2) - math.log(prior_df / 2)) / 2)
@@ -371,9 +390,9 @@ def learned(rows: Sequence[Sequence[float]], *, most: float = PRIOR_DF_MOST) -> 
 
 
 def doubt(chance: float, freedom: float) -> float:
-    """The factor by which a true standard deviation exceeds its estimate with this ``chance`` only.
+    """The factor by which a true standard deviation exceeds its estimate with probability ``chance``.
 
-    ``freedom``: degrees of freedom of the estimate, whose square follows χ²."""
+    ``freedom``: degrees of freedom of the estimate. The estimated variance follows χ²."""
     from scipy.special import chdtri
 
     return math.sqrt(freedom / float(chdtri(freedom, 1 - chance))) if 0 < freedom < MANY else 1.0
@@ -381,8 +400,8 @@ def doubt(chance: float, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def quantile(probability: float, freedom: float) -> float:
-    """Of Student's t distribution; infinite for a probability of 1."""
-    # What scipy.stats itself calls: that takes three times as long to import, in every session that judges.
+    """Quantile of Student's t distribution; infinite for a probability of 1."""
+    # scipy.stats calls this function too, but takes three times as long to import, in every session that judges.
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability)) if probability < 1 else math.inf
@@ -391,11 +410,13 @@ def quantile(probability: float, freedom: float) -> float:
 def _fitted(
     rows: Sequence[Sequence[float]], prior: Prior
 ) -> tuple[tuple[list[float], float, list[float]], float | None, Prior]:
-    """What :func:`_huber` finds of these figures with what is known before, the noise that the launches alone show
-    where a presumed noise is larger, and the prior.
+    """The result of :func:`_huber` with the prior, the noise that the launches alone show, and the prior to use.
 
-    The prior has no weight where the launches are too noisy for it, by the F test of its own law, with a chance of
-    :data:`ODD`. Else rows that agree would make an odd row among them look sure of its noise.
+    With a presumed prior, the noise is the larger of the estimates with it and without it. Only then is the second
+    result not ``None``.
+
+    With a learned prior, an F test at the level :data:`ODD` tells whether the row is noisier than similar rows. If so,
+    the prior gets no weight. Otherwise similar rows that agree would make the noise of an odd row look too certain.
     """
     from scipy.special import fdtri
 
@@ -413,16 +434,16 @@ def _fitted(
 
 
 def _core(sets: Sequence[Sequence[float]]) -> float:
-    """Noise of the better half of these logarithms: their median absolute deviation, as a standard deviation."""
+    """Noise of the better half of these logarithms: their median absolute deviation, scaled to a standard deviation."""
     return NORMAL_MAD * statistics.median(abs(x - statistics.median(values)) for values in sets for x in values)
 
 
 def _huber(
     sets: Sequence[Sequence[float]], *, squares: float, freedom: float
 ) -> tuple[list[float], float, list[float]]:
-    """Middle of each set, their common standard deviation, and the sum of the weights of each set.
+    """The location of each set, their common standard deviation, and the sum of the weights of each set.
 
-    ``squares`` (of the prior) are added to the sum of squared residuals, which is divided by ``freedom``.
+    The variance is the sum of the squared residuals and ``squares`` (the prior's part), divided by ``freedom``.
     """
     locations = [statistics.median(values) for values in sets]
     residuals = [[value - location for value in values] for values, location in zip(sets, locations, strict=True)]
@@ -443,7 +464,7 @@ def _huber(
 
 
 def _trigamma_inverse(value: float) -> float:
-    """x with trigamma(x) = ``value``: Newton's method, as in the appendix of Smyth (2004)."""
+    """The x with trigamma(x) = ``value``, by Newton's method as in the appendix of Smyth (2004)."""
     from scipy.special import polygamma
 
     x = 0.5 + 1 / value

@@ -1,6 +1,7 @@
-"""Is a record still what its baseline was? Pure: nothing here reads a file or a clock.
+"""Judges a record against its baseline. Pure: nothing here reads a file or a clock.
 
-:func:`judge` is a pipeline: can the two be compared? what did each metric do? how does the row end? why?
+:func:`judge` answers four questions in turn. Can the two be compared? How did each metric change? What is the outcome
+of the row? What is its reason?
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from pytest_trainbench.schema.metrics import LEADING, METRICS, Statistical, host
 from pytest_trainbench.schema.record import Launch, Record
 
 UNDISTURBED_LEAST = 2
-"""Undisturbed launches whose figures say something of a slowdown's cause: one alone may be an outlier."""
+"""Minimum number of undisturbed launches whose figures tell the cause of a slowdown. A single launch may be an
+outlier."""
 
 STORED_TRIED = (5, 7, 10, 15, 20, 30)
-"""Numbers of launches of a baseline that are tried before one of them is advised. More take too long for anyone."""
+"""Numbers of launches that may be advised for a baseline: the smallest sufficient one. More launches take too long."""
 
 FAILED = ("invalid", "timeout", "crash")
-"""Outcomes of a record without figures that could be believed."""
+"""Outcomes of a record without figures that can be trusted."""
 
 WORST_FIRST = ("incomparable", "regression", "environment", "noisy", "improvement")
-"""Outcomes of metrics in the order in which they decide the row's. A row without any of them is ok."""
+"""Outcomes of metrics. The first of them that any metric has is the outcome of the row. A row without them is ok."""
 
 
 def judge(
@@ -63,11 +65,13 @@ def judge(
     policy: Policy = DEFAULT_POLICY,
     priors: Priors = NO_PRIORS,
 ) -> Verdict:
-    """Verdict of ``record`` against ``baseline``. ``against`` names another side whose launches took turns with those
-    of ``record``: that is the baseline then, and they are judged in pairs.
+    """The verdict on ``record``, compared with ``baseline``.
 
-    ``must_match`` lists the differences between the two environments that forbid a comparison, ``suspects``
-    those that may explain a change. ``priors``: see :func:`~pytest_trainbench.judge.compare.learn`.
+    against: the name of the other side, if its launches took turns with the launches of ``record``. ``baseline`` is
+    then the record of that side, and the launches are judged in pairs.
+    must_match: differences between the two environments that forbid a comparison.
+    suspects: differences between the two environments that may explain a change.
+    priors: see :func:`~pytest_trainbench.judge.compare.learn`.
     """
     if baseline is None:
         return _without_baseline(record, suspects)
@@ -83,7 +87,7 @@ def judge(
     evidence = Evidence(
         record=record, baseline=baseline, against=against, suspects=tuple(suspects), policy=policy, priors=priors
     )
-    if not against:  # sides that took turns on one machine differ by what is theirs, whatever that does to its clocks
+    if not against:  # sides that took turns share a machine: if its conditions differ, a side caused the difference
         evidence = _attributed(evidence)
     if (missing := _without_figures(evidence, theirs)) is not None:
         return dataclasses.replace(missing, suspects=evidence.suspects)
@@ -113,7 +117,7 @@ def _without_baseline(record: Record, suspects: Sequence[environment.Difference]
     if record.outcome in FAILED:
         return Verdict(outcome=record.outcome, reason=record.reason, suspects=tuple(suspects))
     reason = "there is no baseline for this case on this hardware; --save-baseline stores one"
-    if record.outcome == "oom":  # where CI is set this row is red, and not for having run out of memory
+    if record.outcome == "oom":  # where CI is set, this row fails because its baseline is missing
         told = "; ".join(filter(None, (record.reason, reason)))
         return Verdict(outcome="oom", reason=told, compared=False)
     return Verdict(outcome="no-baseline", reason=reason, compared=False)
@@ -161,12 +165,18 @@ def _without_time(baseline: Record, theirs: str) -> Verdict | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Both sides, once they can be compared.
+    """Both sides of a comparison, after it is known that they can be compared.
 
-    record: its undisturbed launches alone, where there are enough of them for a verdict. undisturbed: these launches,
-    where some were disturbed; empty where none was. early: whether fresh launches may still tell what the disturbed
-    ones did not. note: which launches were left out, in words. causes: what the launches ran under that was worse than
-    the baseline's.
+    record: the judged record. If it has enough undisturbed launches for a verdict, it has only these.
+    baseline: the record of the other side.
+    against: the name of the other side, if its launches took turns with the launches of ``record``; else empty.
+    suspects: differences between the two environments that may explain a change.
+    policy: how sure the verdict must be.
+    priors: what similar rows teach.
+    undisturbed: the undisturbed launches, if others were disturbed; empty if none was disturbed.
+    early: whether some launches are undisturbed, but too few for a verdict, and launches are left that may add to them.
+    note: a phrase that says which launches were left out; empty if none was.
+    causes: conditions of the launches that were worse than the baseline's.
     """
 
     record: Record
@@ -182,12 +192,12 @@ class Evidence:
 
     @property
     def other_machine(self) -> bool:
-        """Whether the baseline is another machine's, or may be."""
+        """Whether the baseline is of another machine, or may be."""
         return between(self.baseline.visits, self.record.machine) == MACHINE
 
     @property
     def unknown_machine(self) -> bool:
-        """Whether nothing tells which machine this is. Two machines without an id need not be the same."""
+        """Whether the machine of the record has no id. Two machines without an id may be different machines."""
         return not (self.against or self.record.machine)
 
     @property
@@ -197,17 +207,18 @@ class Evidence:
 
 
 def _attributed(evidence: Evidence) -> Evidence:
-    """The same evidence without disturbed launches, as far as there are enough others, and with what was unlike the
-    baseline's conditions."""
+    """The same evidence with its causes. If enough launches are undisturbed, the other launches are left out."""
     launches = attribution.undisturbed(evidence.record, evidence.baseline)
-    if len(launches) < len(evidence.record.launches):  # else what slowed them, if anything, was not of single launches
+    if len(launches) < len(evidence.record.launches):  # else no launch was disturbed by itself
         evidence = _left_out(dataclasses.replace(evidence, undisturbed=launches))
     return dataclasses.replace(evidence, causes=tuple(attribution.of_record(evidence.record, evidence.baseline)))
 
 
 def _left_out(evidence: Evidence) -> Evidence:
-    """The same evidence with its undisturbed launches alone, as soon as there are enough of them for a regression. It
-    is too early for red where some launches were disturbed and some were not, and fresh ones may tell."""
+    """The same evidence with its undisturbed launches alone, if there are enough of them for a regression.
+
+    Otherwise it may be ``early``: too early for a regression.
+    """
     record, policy, launches = evidence.record, evidence.policy, evidence.undisturbed
     if len(launches) < policy.first + FRESH_LEAST:
         return dataclasses.replace(evidence, early=bool(launches) and len(record.launches) < policy.last)
@@ -222,7 +233,7 @@ def _left_out(evidence: Evidence) -> Evidence:
 
 
 def _without_figures(evidence: Evidence, theirs: str) -> Verdict | None:
-    """Incomparable, where this run lacks what it is held to."""
+    """The verdict *incomparable* if this run lacks a metric of the baseline; else ``None``."""
     record, baseline = evidence.record, evidence.baseline
     names = judged(baseline)
     if lost := [name for name in names if not record.values(name)]:
@@ -234,11 +245,11 @@ def _without_figures(evidence: Evidence, theirs: str) -> Verdict | None:
     return None
 
 
-# What did each metric do?
+# How did each metric change?
 
 
 def _measured(name: str, evidence: Evidence) -> Change:
-    """One metric against its baseline, by the noise of its launches if they differ."""
+    """One metric compared with its baseline. If its launches differ, their noise judges it."""
     record, baseline, policy = evidence.record, evidence.baseline, evidence.policy
     before, now = baseline.values(name), record.values(name)
     varying, error = chances_of(baseline, policy)
@@ -249,19 +260,20 @@ def _measured(name: str, evidence: Evidence) -> Change:
     prior = evidence.priors.noise.get((name, host_bound(baseline)), DEFAULT)
     if evidence.against:
         pairs = paired(before, now, prior=prior)
-        # A cold pair was a look all the same.
+        # A cold pair is not judged, but it counts as a look.
         looks = dataclasses.replace(policy, left_out=policy.left_out + (pairs.cold != 0))
         return weigh(name, pairs, error=error, policy=looks)
     found = compare(
         grouped(baseline.visits, name, record.machine), now, prior=prior, spread=_spread(name, evidence, prior.noise)
     )
-    # A launch that does not have the metric was a look all the same, or looks would never end.
+    # A launch without the metric counts as a look. Otherwise the looks would never end.
     without = policy.left_out + len(record.launches) - len(now)
     return weigh(name, found, error=error, policy=dataclasses.replace(policy, left_out=without))
 
 
 def _spread(name: str, evidence: Evidence, noise: float) -> Spread:
-    """How far this visit may lie from the baseline's with nothing changed. ``noise``: of a launch of similar rows."""
+    """How far this visit may differ from the baseline's with nothing changed. ``noise``: relative standard deviation of
+    one launch of similar rows."""
     record, baseline, priors = evidence.record, evidence.baseline, evidence.priors
     metric = METRICS[name]
     if not isinstance(metric.gate, Statistical):
@@ -276,14 +288,18 @@ def _spread(name: str, evidence: Evidence, noise: float) -> Spread:
 
 
 def _within(record: Record, kind: str) -> str:
-    """The machine whose visits tell how far visits of one machine differ; empty if machines are compared."""
+    """The machine whose visits tell how far visits differ; empty if machines are compared."""
     return record.machine if kind == VISIT else ""
 
 
 def _blamed(change: Change, evidence: Evidence) -> Change:
-    """A slowdown that the conditions account for is the environment's, unless undisturbed launches have it too. It is
-    in doubt until undisturbed launches show that the code is as fast as before, or no launches are left. While
-    it is early, what may be a slowdown is in doubt, be it red or lost in the noise that disturbed launches made."""
+    """The change, with the outcome ``environment`` if the conditions explain a slowdown and the undisturbed launches do
+    not show most of it.
+
+    Such a change is in doubt while launches are left, unless the undisturbed launches show that the code is as fast as
+    before. While the evidence is ``early``, a slowdown above the floor is noisy and in doubt: the disturbed launches
+    may have caused it, or may hide a regression in their noise.
+    """
     gate = evidence.policy.gate(change.metric)
     if not isinstance(gate, Statistical) or change.outcome not in ("regression", "noisy"):
         return change
@@ -306,17 +322,17 @@ def _blamed(change: Change, evidence: Evidence) -> Change:
 
 
 def _slowdown_undisturbed(change: Change, launches: Sequence[Launch]) -> float | None:
-    """How much of a slowdown (of its logarithm) undisturbed launches show; ``None`` if there are too few. They may be
-    too few for a verdict of their own, and enough not to send anyone to the machine."""
+    """The part of a slowdown that undisturbed launches show, as a logarithm; ``None`` if there are fewer than
+    :data:`UNDISTURBED_LEAST`. That is too few for a verdict, but enough not to blame the machine."""
     values = [launch.metrics[change.metric] for launch in launches if change.metric in launch.metrics]
     if len(values) < UNDISTURBED_LEAST:
         return None
-    # Towards the change, since launches that are faster than the baseline are not as slow.
+    # Positive in the direction of the change. Launches that are faster than the baseline do not show a slowdown.
     moved = math.log(statistics.median(values) / change.before)
     return math.copysign(1.0, math.log(change.now / change.before)) * moved
 
 
-# How does the row end?
+# What is the outcome of the row?
 
 
 def _decided(changes: Sequence[Change]) -> str:
@@ -324,14 +340,16 @@ def _decided(changes: Sequence[Change]) -> str:
     return next((outcome for outcome in WORST_FIRST if outcome in found), "ok")
 
 
-# What will a night be able to say?
+# What can a later run find?
 
 
 def foreseen(
     record: Record, *, stored: int, launches: int, policy: Policy, priors: Priors = NO_PRIORS
 ) -> tuple[Change, ...]:
-    """What a night of at least so many ``launches`` will have to say where nothing changes, of each metric that varies,
-    if ``stored`` launches like those of ``record`` are its baseline: ``ok``, or ``noisy``."""
+    """The change to expect of each metric that varies, in a night without a change: ``ok`` or ``noisy``.
+
+    The night starts at least ``launches`` launches. Its baseline has ``stored`` launches like those of ``record``.
+    """
     bound = host_bound(record)
     chances, error = chances_of(record, policy)
     night = dataclasses.replace(policy, first=launches, last=launches + policy.last - policy.first)
@@ -348,8 +366,11 @@ def foreseen(
 
 
 def enough_stored(record: Record, *, launches: int, policy: Policy, priors: Priors = NO_PRIORS) -> int | None:
-    """The first of :data:`STORED_TRIED` with which a baseline of launches like those of ``record`` leaves no metric
-    noisy in a night of ``launches``; ``None`` if more launches do not help."""
+    """The smallest number of stored launches with which no metric is noisy in a night of ``launches`` launches.
+
+    It is the first sufficient number of :data:`STORED_TRIED` above the number of launches of ``record``. ``None`` if
+    more launches do not help.
+    """
     return next(
         (
             stored
