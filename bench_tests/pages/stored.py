@@ -200,9 +200,9 @@ def expected_sight(found: Sequence[Record]) -> str:
     ):
         night = list(elsewhere(rows_ok, machines=machines, machine=machine))
         for bound, sort in ((False, "device-bound"), (True, "host-bound")):
-            rows = [(outcome, sees) for is_bound, outcome, sees in night if is_bound == bound]
+            rows = [(judged, sees) for is_bound, judged, sees in night if is_bound == bound]
             if rows:
-                able = sum(outcome != "noisy" for outcome, _ in rows)
+                able = sum(judged == "time" for judged, _ in rows)
                 lines.append(
                     {
                         "a row runs on": where,

@@ -39,7 +39,7 @@ from benchmarks.detection.nights import (
     slowest_of,
     tailed,
 )
-from benchmarks.detection.sight import goals, passed, share_of
+from benchmarks.detection.sight import goals, held_by, passed, share_of
 from benchmarks.detection.traces import Trace, read
 from pytest_trainbench.judge.visits import BETWEEN_VISITS
 
@@ -286,8 +286,10 @@ def _goals(calm: dict[str, Calls], quiet: dict[str, Nights], many: Callable[...,
         more = calm[f"noise {sd:.1%}"].spent.mean() / FIRST - 1
         yield f"at most {most:.0%} more launches at {sd:.1%} noise", "5", f"{more:.1%}", "", passed(more <= most)
     for name, calls in calm.items():
-        if not name.startswith("host"):
-            held = _held(calls, quiet[name])
+        if not name.startswith(
+            ("host", "real launches on H200s")
+        ):  # those have no visits, which the intervals allow for
+            held = held_by(calls, quiet[name].truth)
             good = 0.93 <= held <= 0.97
             yield f"95% intervals hold 93 to 97%: {name}", "5", f"{held:.1%}", "", passed(good)
     for goal in GOALS:
@@ -312,12 +314,6 @@ def _table(rows: dict[str, Nights], judged: dict[str, Calls]) -> str:
 
 def _launches(traces: Sequence[Trace]) -> int:
     return sum(len(trace.values) for trace in traces if trace.metric == "step_ms")
-
-
-def _held(calls: Calls, each: Nights) -> float:
-    """Share of the intervals that contain the true change."""
-    ends = np.array([change.interval for change in calls.changes])
-    return float(np.mean((ends[:, 0] <= -each.truth) & (-each.truth <= ends[:, 1])))
 
 
 def _drift(judge: Judge, rows: int) -> tuple[float, float]:
