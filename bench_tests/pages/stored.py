@@ -78,7 +78,7 @@ def measured_on(found: Sequence[Record]) -> str:
     launches = sorted({len(one.launches) for one in rows})
     device = " and ".join(sorted({str(one.environment["must_match"]["device"]) for one in rows}))
     return (
-        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; middles of {span(launches, '{:d}')} launches a row,"
+        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; judged figures of {span(launches, '{:d}')} launches a row,"
         f" on {machines} machine{'s' * (machines > 1)}."
     )
 
