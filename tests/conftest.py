@@ -42,7 +42,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     """A user's repository with one step builder and one test."""
     # With pytest-xdist, pytest-benchmark would take the project's run for one of the workers.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makeini("[pytest]\npythonpath = .\ntrainbench_preload = torch.utils.flop_counter\n")
+    pytester.makeini(
+        "[pytest]\npythonpath = .\ntrainbench_preload = torch.utils.flop_counter\ntrainbench_confirm = 2\n"
+    )
     pytester.makepyfile(my_steps=STEP.format(slow=""), test_it=TEST)
     return pytester
 

@@ -121,7 +121,7 @@ def test_each_block_shows_its_own_rows() -> None:
     made = stored.blocks(ROWS)
     shown, measured_on = made["sharding-table"].split("\n\n")
     assert [row[0] for row in cells(shown)] == ["`ddp`", "`fsdp2`", "`fsdp2-recorded`"]
-    assert measured_on == "4 × NVIDIA H200; middles of 2 launches a row, on 1 machine."
+    assert measured_on == "4 × NVIDIA H200; judged figures of 2 launches a row, on 1 machine."
     assert cells(made["host-bound-sharding"])[1] == ["`fsdp2`", "100.0", "60.0", "14.1 %", "yes"]
     recorded = {row[0]: row[1:] for row in cells(made["recorded"])}
     assert recorded["`sharding[fsdp2-dp4]`"] == ["100.0", "14.1 %", "80.0", "0.0 %"]

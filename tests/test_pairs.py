@@ -22,7 +22,7 @@ def test_two_equal_sides_are_hardly_ever_red_on_any_machine(name: str) -> None:
     """One run in 6,000 may be red. Of 2,000 runs, two are red with a chance of 1 in 26, and three with 1 in 200."""
     calls = in_pairs(WORLDS[name](2000, LAUNCHES))
     assert calls.red * calls.runs <= 2
-    assert calls.held >= 0.94
+    assert calls.held >= 0.93
 
 
 def test_a_drift_is_red_against_a_baseline_and_cancels_in_turns() -> None:

@@ -78,8 +78,8 @@ def measured_on(found: Sequence[Record]) -> str:
     launches = sorted({len(one.launches) for one in rows})
     device = " and ".join(sorted({str(one.environment["must_match"]["device"]) for one in rows}))
     return (
-        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; judged figures of {span(launches, '{:d}')} launches a row,"
-        f" on {machines} machine{'s' * (machines > 1)}."
+        f"{', '.join([f'{HEADLINE} × {device}', *versions])}; judged figures of {span(launches, '{:d}')} launches a"
+        f" row, on {machines} machine{'s' * (machines > 1)}."
     )
 
 

@@ -334,6 +334,8 @@ class Runner:
         if record.outcome != "ok":
             return len(record.launches) == 1 and baseline.unconfirmed(record, before)
         stored, most = len(record.launches), self.settings.stored_launches + self.settings.confirm
+        if stored < 2:  # one launch shows no noise, so nothing says that more would help
+            return False
         return stored < most and self._blind(record, stored, gates) and not self._blind(record, most, gates)
 
     def _warning(self, record: Record, gates: Gates) -> str:
@@ -345,7 +347,7 @@ class Runner:
             sees = next(sight(change) for change in night if METRICS[change.metric].leads)
             return f"stored all the same, though {disturbed}: the next run {sees}; save it again when that is over"
         blind = next((change for change in night if change.outcome == "noisy"), None)
-        if blind is None:
+        if blind is None or len(record.launches) < 2:  # the saved line says that one launch is too few
             return ""
         enough = enough_stored(record, launches=LAUNCHES, policy=policy, priors=priors)
         return far_apart(blind, enough=enough, host=host_bound(record))

@@ -21,7 +21,7 @@ the same probability. So the change is found at least eight times in ten."""
 HOPELESS = 0.01
 """A row gets no more launches if the chance that they make it a regression is below this."""
 
-UNSURE = 0.015
+UNSURE = 0.05
 """Chance that the noise of a row is larger than ``sees`` assumes."""
 
 FUTILE = 0.05
